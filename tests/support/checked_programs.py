@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from lockstep.script_check.replicas import ONE_MEAN, SAME_SETTINGS, SAME_START, SAME_WEIGHTS
-from lockstep.script_check.samples import ALL_SAMPLES, EVALUATED, NEW_ORDER, OTHERS, SAME_LENGTH, SAME_SHARE
+from lockstep.script_check.replicas import ONE_MEAN, SAME_AVERAGES, SAME_SETTINGS, SAME_START, SAME_WEIGHTS
+from lockstep.script_check.samples import ALL_SAMPLES, AUGMENTED, EVALUATED, NEW_ORDER, OTHERS, SAME_LENGTH, SAME_SHARE
 
 SAMPLES, WIDTH, CLASSES, BATCH = 192, 8, 4, 16
 rank = size = 0
@@ -85,22 +86,23 @@ def averaging(model: nn.Module, divide: float) -> Callable[[int, torch.Tensor], 
 
 @dataclass(frozen=True)
 class Fault:
-    """What `lockstep check` says of a faulty script: the question with the answer "no", words of it, and the line."""
+    """What `lockstep check` says of a faulty script: the question with the answer, words of it, and the line."""
 
     run: Callable[[], None]
     question: str
     words: str
     line: str
     kind: str
+    verdict: str = "no"
 
 
 FAULTS: dict[str, Fault] = {}
 CORRECT: dict[str, Callable[[], None]] = {}
 
 
-def fault(question: str, words: str, line: str, kind: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def fault(question: str, words: str, line: str, kind: str, verdict: str = "no") -> Callable[[Any], Any]:
     def add(run: Callable[[], None]) -> Callable[[], None]:
-        FAULTS[run.__name__] = Fault(run, question, words, line, kind)
+        FAULTS[run.__name__] = Fault(run, question, words, line, kind, verdict)
         return run
 
     return add
@@ -199,6 +201,15 @@ def own_head() -> None:
     torch.manual_seed(rank)
     nn.init.normal_(model.module[2].weight)
     train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_START, "2 of 4 parameters differ before the first step, first 2.weight", "optimizer.step()", "start")
+def own_head_of_loaded_model() -> None:
+    start()
+    model = net()
+    torch.manual_seed(rank)
+    model[2].reset_parameters()  # type: ignore[operator]
+    train(model, sgd(model), sharded(data()), after=averaging(model, size))
 
 
 @fault(SAME_START, "4 of 4", "optimizer.step()", "start")
@@ -468,6 +479,61 @@ def evaluates_half() -> None:
     _with_evaluation(True, num_replicas=4)
 
 
+class Noisy(Dataset[Any]):
+    """Adds random numbers to each sample."""
+
+    def __init__(self) -> None:
+        self.data = data()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, label = self.data[index]
+        return inputs + torch.randn(WIDTH), label
+
+
+def _with_noise(seed: int, processes: int) -> None:
+    model = DistributedDataParallel(net())
+    dataset = Noisy()
+    torch.manual_seed(seed)
+    loader = DataLoader(dataset, BATCH, sampler=DistributedSampler(dataset), num_workers=processes)
+    train(model, sgd(model), loader)
+
+
+@fault(AUGMENTED, "same random numbers", "in loader:", "augmentation", "hint")
+def same_noise() -> None:
+    start()
+    _with_noise(0, 0)
+
+
+@fault(AUGMENTED, "same random numbers", "in loader:", "augmentation", "hint")
+def same_noise_in_processes() -> None:
+    start()
+    _with_noise(0, 1)
+
+
+def _with_batch_norm(averages: bool) -> None:
+    start()
+    model = net()
+    model.insert(1, nn.BatchNorm1d(16))
+    wrapped, loader = DistributedDataParallel(model), sharded(data())
+    optimizer = sgd(wrapped)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(wrapped, optimizer, loader, epochs=1, sets_epoch=False)
+        for buffer in model.buffers() if averages else ():
+            dist.all_reduce(buffer)
+            buffer.copy_(buffer / size)
+        if rank == 0:
+            torch.save({"epoch": epoch, "model": model.state_dict()}, io.BytesIO())
+
+
+@fault(SAME_AVERAGES, "own batches", "torch.save", "batch norm", "hint")
+def saves_own_averages() -> None:
+    _with_batch_norm(averages=False)
+
+
 @fault(SAME_WEIGHTS, "step 7 on", "optimizer.step()", "changed")
 def loads_on_rank_0() -> None:
     start()
@@ -682,6 +748,23 @@ def ddp_batch_norm() -> None:
 
 
 @correct
+def ddp_saves_mean_averages() -> None:
+    _with_batch_norm(averages=True)
+
+
+@correct
+def ddp_noise() -> None:
+    start()
+    _with_noise(rank, 0)
+
+
+@correct
+def ddp_noise_in_processes() -> None:
+    start()
+    _with_noise(rank, 1)
+
+
+@correct
 def ddp_average() -> None:
     start()
     model = DistributedDataParallel(net())
@@ -705,6 +788,38 @@ def ddp_evaluates_on_rank_0() -> None:
         if rank == 0:
             evaluate(model.module, DataLoader(held, BATCH), False)
         dist.barrier()
+
+
+@correct
+def ddp_evaluates_all_on_each() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, loader, held = sgd(model), sharded(data()), data(100)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        evaluate(model, DataLoader(held, BATCH), False)
+
+
+@correct
+def ddp_updates_batch_norm() -> None:
+    start()
+    model = net()
+    model.insert(1, nn.BatchNorm1d(16))
+    wrapped, loader = DistributedDataParallel(model), sharded(data())
+    average = torch.optim.swa_utils.AveragedModel(model)
+    train(wrapped, sgd(wrapped), loader, after=lambda step, loss: average.update_parameters(model))
+    torch.optim.swa_utils.update_bn(loader, average)
+
+
+@correct
+def ddp_ignores_parameters() -> None:
+    start()
+    model = net()
+    nn.init.constant_(model[0].bias, rank)  # type: ignore[arg-type]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.bias"])
+    wrapped = DistributedDataParallel(model)
+    train(wrapped, sgd(wrapped), sharded(data()))
 
 
 @correct
@@ -777,6 +892,22 @@ def local_sgd() -> None:
                 dist.all_reduce(parameter.data)
                 parameter.data.div_(size)
                 parameter.grad.zero_()  # type: ignore[union-attr]
+
+    train(model, sgd(model), sharded(data()), after=average)
+
+
+@correct
+def average_of_neighbors() -> None:
+    start()
+    model = net()
+
+    def average(step: int, loss: torch.Tensor) -> None:
+        for parameter in model.parameters():
+            other = torch.empty_like(parameter)
+            sent = dist.P2POp(dist.isend, parameter.grad, 1 - rank)  # type: ignore[arg-type]
+            for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, other, 1 - rank)]):
+                work.wait()
+            parameter.grad.add_(other).div_(2)  # type: ignore[union-attr]
 
     train(model, sgd(model), sharded(data()), after=average)
 
@@ -873,6 +1004,18 @@ def accelerate_accumulates() -> None:
 
 
 @correct
+def accelerate_averages_rarely() -> None:
+    from accelerate import Accelerator
+    from accelerate.local_sgd import LocalSGD
+
+    helper = Accelerator(cpu=True)
+    model = net()
+    model, optimizer, loader = helper.prepare(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+    with LocalSGD(helper, model, local_sgd_steps=1000) as local:
+        train(model, optimizer, loader, after=lambda step, loss: local.step())
+
+
+@correct
 def lightning_fit() -> None:
     _lightning()
 
@@ -959,6 +1102,77 @@ def own_loop() -> None:
             run.step()
 
 
+class Balanced(DistributedSampler[Any]):
+    """Draws another third of the data in each epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        indices = list(super().__iter__())
+        return iter(indices[: len(indices) // 3])
+
+
+@correct
+def sampler_of_a_part() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    dataset = data()
+    train(model, sgd(model), DataLoader(dataset, BATCH, sampler=Balanced(dataset)))
+
+
+class Drawn(Dataset[Any]):
+    """Draws samples at random."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(WIDTH), index % CLASSES
+
+
+@correct
+def data_drawn_at_random() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    torch.manual_seed(rank)
+    train(model, sgd(model), DataLoader(Drawn(SAMPLES), BATCH))
+
+
+def repeat(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+@correct
+def two_loaders() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, first, second = sgd(model), sharded(data()), sharded(data(SAMPLES - BATCH))
+    for epoch in range(3):
+        first.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for (inputs, labels), (others, _) in zip(second, first, strict=False):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(torch.cat([inputs, others]))[: len(inputs)], labels)
+            loss.backward()
+            optimizer.step()
+        second.sampler.set_epoch(epoch + 1)  # type: ignore[attr-defined]
+
+
+@correct
+def short_loader_repeats() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    part = Subset(data(), range(60) if rank else range(60, SAMPLES))
+    batches = repeat(DataLoader(part, 12, shuffle=True, drop_last=True))
+    for _ in range(40):
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
 @correct
 def split_of_one_data_set() -> None:
     start()
@@ -1020,6 +1234,20 @@ def tensor_parallel() -> None:
     start()
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     model = parallelize_module(net(), init_device_mesh("cpu", (size,)), plan)
+    torch.manual_seed(1)  # each worker needs the same batches
+    train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
+
+
+@correct
+def tensor_parallel_but_norm() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    start()
+    model = net()
+    model.insert(0, nn.LayerNorm(WIDTH))
+    plan = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (size,)), plan)
     torch.manual_seed(1)  # each worker needs the same batches
     train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from lockstep.cli.parse import parse
@@ -28,7 +28,7 @@ from lockstep.script_check.samples import judge_samples
 from lockstep.world.devices import usable_cores
 
 FAULTY = 10  # the exit code if an answer is "no"
-SIGNS = {"yes": ("✓", "green"), "no": ("✗", "bold red"), "not seen": ("·", "dim")}
+SIGNS = {"yes": ("✓", "green"), "no": ("✗", "bold red"), "hint": ("!", "yellow"), "not seen": ("·", "dim")}
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def _print(answers: Sequence[Finding], steps: dict[int, int], code: int) -> None
         sign, style = SIGNS[answer.verdict]
         line = Text.assemble((sign, style), f" {answer.question}", (f": {answer.verdict}", style))
         detail = printable(f"; {answer.detail}" if answer.detail else "")
-        console.print(line.append(detail, "dim" if answer.verdict != "no" else ""), soft_wrap=True)
-        if answer.verdict == "no":
+        console.print(line.append(detail, "" if answer.fix else "dim"), soft_wrap=True)
+        if answer.fix:
             where = f"{answer.where}: " if answer.where else ""
             console.print(Text(printable(f"    {where}{answer.fix}"), "bold"), soft_wrap=True)
     if code:
@@ -121,5 +121,5 @@ def _print(answers: Sequence[Finding], steps: dict[int, int], code: int) -> None
 
 
 def _print_json(answers: Sequence[Finding], steps: dict[int, int], code: int) -> None:
-    content = {"answers": [each.to_mapping() for each in answers], "steps": list(steps.values()), "exit_code": code}
+    content = {"answers": [asdict(each) for each in answers], "steps": list(steps.values()), "exit_code": code}
     print(json.dumps(content, indent=1))

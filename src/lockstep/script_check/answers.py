@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-Verdict = Literal["yes", "no", "not seen"]
+Verdict = Literal["yes", "no", "hint", "not seen"]
 Record = Mapping[str, Any]
 Records = Mapping[int, Sequence[Record]]  # of each rank, in their order
 
@@ -17,10 +17,10 @@ class Finding:
 
     Attributes:
         question: A sentence that is true of a correct program.
-        verdict: Whether it is true; "not seen" if the records cannot tell.
+        verdict: Whether it is true; "hint" if it is not, but no fault for sure; "not seen" if the records cannot tell.
         detail: What was seen.
         where: "file:line" of the script, or "".
-        fix: What to change if the verdict is "no".
+        fix: What to change if the verdict is "no" or "hint".
     """
 
     question: str
@@ -28,9 +28,6 @@ class Finding:
     detail: str = ""
     where: str = ""
     fix: str = ""
-
-    def to_mapping(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def events(records: Records, event: str) -> dict[int, list[Record]]:

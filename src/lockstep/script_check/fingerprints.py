@@ -7,7 +7,9 @@ draws random numbers, and nothing changes a tensor.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
+import random
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 WHOLE = 1 << 16  # bytes of a tensor or sample that are all hashed; of a larger one so many, and a sum of all
+MANY_ITEMS = 8  # of a list or tensor that has data, not settings
+MAX_PATH = 4096  # characters; a longer text is data
 MAX_ITEMS = 64  # of a list in a data set, of which this many are hashed
 MAX_DEPTH = 4  # of objects within a data set
 SIGNS = 1 << 14  # elements of a gradient that are projected
@@ -94,42 +98,48 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def of_data(data: Any) -> str:
-    """Return the fingerprint of a data set: its types, lengths, and a part of each attribute; "" if it shows nothing.
+    """Return the fingerprint of a data set: its types, lengths, and a part of each attribute; "" if it shows no data.
 
-    Data sets of two workers with equal, non-empty fingerprints have the same samples in the same order.
+    Data sets of two workers with equal, non-empty fingerprints have the same samples in the same order. Tensors, lists
+    of many items and paths of files are data; a data set of settings only may draw random samples.
     """
     parts: list[str] = []
+    shows_data = False
+
+    def add(*content: bytes | str | int, is_data: bool = False) -> None:
+        nonlocal shows_data
+        parts.append(digest(*content))
+        shows_data |= is_data
 
     def visit(item: Any, depth: int) -> None:
         import torch
 
         if isinstance(item, torch.Tensor):
-            parts.append(of_tensor(item))
+            add(of_tensor(item), is_data=item.numel() >= MANY_ITEMS)
         elif isinstance(item, (str, bytes, int, float, bool)):
-            parts.append(digest(str(item)))
+            add(str(item), is_data=isinstance(item, str) and (len(item) > MAX_PATH or os.path.exists(item)))
         elif hasattr(item, "_fingerprint") and isinstance(item._fingerprint, str):  # of Hugging Face's data sets
-            parts.append(item._fingerprint)
+            add(item._fingerprint, is_data=True)
         elif hasattr(item, "tobytes") and hasattr(item, "shape"):  # an array of NumPy
-            parts.append(
-                digest(str(item.shape), item.reshape(-1)[:WHOLE].tobytes(), item.reshape(-1)[-WHOLE:].tobytes())
-            )
+            flat = item.reshape(-1)
+            add(str(item.shape), flat[:WHOLE].tobytes(), flat[-WHOLE:].tobytes(), is_data=flat.size >= MANY_ITEMS)
         elif depth >= MAX_DEPTH:
             return
         elif isinstance(item, (list, tuple, range)):
-            parts.append(digest(len(item)))
+            add(len(item), is_data=len(item) >= MANY_ITEMS)
             stride = max(1, len(item) // MAX_ITEMS)
             for value in islice(item, 0, None, stride):
                 visit(value, depth + 1)
         elif isinstance(item, Mapping):
             for name, value in islice(item.items(), MAX_ITEMS):
-                parts.append(digest(str(name)))
+                add(str(name))
                 visit(value, depth + 1)
         elif hasattr(item, "__dict__") and not callable(item):
             parts.append(type(item).__qualname__)
             visit(vars(item), depth + 1)
 
     visit(data, 0)
-    return digest(*parts) if len(parts) > 1 else ""
+    return digest(*parts) if shows_data else ""
 
 
 def project(gradients: list[torch.Tensor | None]) -> float:
@@ -154,12 +164,37 @@ def _libraries() -> tuple[str, ...]:
     return (here, *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
+def of_random_states() -> dict[str, str]:
+    """Return the fingerprint of the state of each generator of random numbers in this process."""
+    import torch
+
+    states = {"random": digest(str(random.getstate())), "torch": of_tensor(torch.get_rng_state())}
+    if "numpy" in sys.modules:
+        name, words, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = digest(name, words.tobytes(), *map(str, rest))
+    if torch.accelerator.is_available():
+        device: Any = torch.get_device_module()
+        if device.is_initialized():
+            states["device"] = of_tensor(device.get_rng_state())
+    return states
+
+
+def _frame_of_script() -> FrameType | None:
+    """Return the innermost calling frame outside of libraries."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and (frame.f_code.co_filename.startswith("<") or frame.f_code.co_filename.startswith(_libraries())):
+        frame = frame.f_back
+    return frame
+
+
 def line_of_script() -> str:
     """Return "file:line" of the innermost calling frame outside of libraries; "" if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith("<") and not name.startswith(_libraries()):
-            return f"{name.removeprefix(os.getcwd() + os.sep)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    frame = _frame_of_script()
+    return f"{frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)}:{frame.f_lineno}" if frame else ""
+
+
+def is_cycling() -> bool:
+    """Whether the script repeats a loader without end: in a generator, or on StopIteration."""
+    frame = _frame_of_script()
+    in_generator = frame is not None and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+    return in_generator or isinstance(sys.exc_info()[1], StopIteration)

@@ -20,8 +20,11 @@ EXCHANGES = (
 
 def record(rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) -> Recorder:
     """Record this program from now on; `send` receives each record."""
+    import torch
+
     recorder = Recorder(rank, limits, send)
     attach(recorder)
+    torch.save = before(torch.save, recorder.guard(recorder.is_saved))
     _watch_modules(recorder)
     _watch_exchanges(recorder)
     return recorder
@@ -69,7 +72,9 @@ def _watch_exchanges(recorder: Recorder) -> None:
         return
     exchanged, joined = recorder.guard(recorder.results_are_exchanged), recorder.guard(recorder.joins)
     for name in EXCHANGES:
-        setattr(distributed, name, before(getattr(distributed, name), exchanged))
+        function = before(getattr(distributed, name), exchanged)
+        setattr(distributed, name, function)
+        setattr(distributed.distributed_c10d, name, function)  # the operations that P2POp allows
     from torch.distributed.algorithms.join import Join
 
     Join.__enter__ = before(Join.__enter__, joined)  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_INDICES = 200_000  # of one pass in a record
+MAX_CONTENTS = 1000  # samples of loader processes that are compared with those of a later pass
 
 
 @dataclass(eq=False)
@@ -30,6 +31,9 @@ class Pass:
     indices: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # of each batch
     requested: deque[list[int] | None] = field(default_factory=deque)
+    states: dict[str, str] = field(default_factory=dict)  # of generators of random numbers, before a batch is read
+    draws: dict[str, str] = field(default_factory=dict)  # the same, of those that the data set draws from
+    is_beside: bool = False  # a backward pass has run between its first and last batch
     trains: bool = False  # a backward pass has run since its first batch
     exchanges: int = 0  # of this worker before its first batch
 
@@ -54,6 +58,7 @@ class PassRecorder(TorchHooks):
         self._running: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._last: Pass | None = None  # the one that delivered the last batch
         self._evaluated: list[dict[str, Any]] = []  # evaluations whose results may still be exchanged
+        self._contents: dict[tuple[Any, ...], str] = {}  # of samples of loader processes
 
     def send(self, event: str, **content: Any) -> None:
         """Send a record of this worker."""
@@ -67,11 +72,12 @@ class PassRecorder(TorchHooks):
         sampler = getattr(chosen, "sampler", chosen)  # of a sampler of batches, that of samples
         about = {
             "line": fingerprints.line_of_script(),
+            "cycles": fingerprints.is_cycling(),
             "length": _length(data),
             "data": fingerprints.of_data(data),
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
-            "splits": hasattr(sampler, "num_replicas"),
+            "parts": getattr(sampler, "num_replicas", None),
         }
         self._running[iterator] = Pass(about)
 
@@ -79,7 +85,10 @@ class PassRecorder(TorchHooks):
         if iterator not in self._running:
             self.loader_is_reset(iterator)
         known = [index for index in indices if isinstance(index, int)] if isinstance(indices, (list, tuple)) else []
-        self._running[iterator].requested.append(known if indices and len(known) == len(indices) else None)
+        current = self._running[iterator]
+        current.requested.append(known if indices and len(known) == len(indices) else None)
+        if not _seed(iterator) and not current.draws:
+            current.states = fingerprints.of_random_states()
 
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
         current = self._running.get(iterator)
@@ -90,8 +99,24 @@ class PassRecorder(TorchHooks):
         self._last = current
         indices = current.requested.popleft() if current.requested else None
         current.sizes.append(first_length(batch) if indices is None else len(indices))
+        if not current.draws:
+            current.draws = self._draws(current, _seed(iterator), batch, indices)
         if len(current.indices) < MAX_INDICES:
             current.indices += indices or []
+
+    def _draws(self, current: Pass, seed: str, batch: Any, indices: list[int] | None) -> dict[str, str]:
+        """Return the states from which the data set drew random numbers to read a batch, as far as can be seen."""
+        if not seed:
+            now = fingerprints.of_random_states()
+            return {name: state for name, state in current.states.items() if now[name] != state}
+        shapes = str([tensor.shape[1:] for tensor in fingerprints.tensors(batch)])
+        for index, content in zip(indices or [], fingerprints.of_samples(batch, len(indices or [])), strict=False):
+            key = (current.about["data"], index, shapes)
+            if self._contents.get(key, content) != content:
+                return {"seed": seed}
+            if len(self._contents) < MAX_CONTENTS:
+                self._contents[key] = content
+        return {}
 
     def batch_fails(self, iterator: Any) -> None:
         current = self._running.get(iterator)
@@ -103,8 +128,8 @@ class PassRecorder(TorchHooks):
 
     def _end(self, iterator: Any, is_complete: bool) -> None:
         current = self._running.pop(iterator, None)
-        if current is None or not current.sizes:
-            return
+        if current is None or not current.sizes or (current.is_beside and not current.trains):
+            return  # the second loader of a step, of which only the last one that delivers a batch is known to train
         content = {
             **current.about,
             "optimizer": self.last_optimizer,
@@ -113,6 +138,7 @@ class PassRecorder(TorchHooks):
             "is_complete": is_complete and len(current.indices) < MAX_INDICES,
             "is_evaluation": not current.trains,
             "exchanges": current.exchanges,
+            "draws": current.draws,
         }
         if not current.trains:
             self._evaluated.append(content)
@@ -121,11 +147,13 @@ class PassRecorder(TorchHooks):
         self.epochs += is_complete
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
+        for current in self._running.values():
+            current.is_beside |= bool(current.sizes)
         if self._last is not None:
             self._last.trains = True
         self._send_evaluated()
 
-    def results_are_exchanged(self) -> None:
+    def results_are_exchanged(self, *_: Any, **__: Any) -> None:
         self.exchanges += 1
 
     def _send_evaluated(self) -> None:
@@ -137,6 +165,11 @@ class PassRecorder(TorchHooks):
         for iterator in list(self._running):
             self._end(iterator, is_complete=False)
         self._send_evaluated()
+
+
+def _seed(iterator: Any) -> str:
+    """Return the seed of the iterator's processes; "" if it has none."""
+    return str(getattr(iterator, "_base_seed", "")) if getattr(iterator, "_num_workers", 0) else ""
 
 
 def _length(data: Any) -> int | None:

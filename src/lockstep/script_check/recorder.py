@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis.early_exit import exit_early
@@ -28,6 +28,8 @@ from lockstep.script_check.passes import PassRecorder
 if TYPE_CHECKING:
     import torch
 
+MIN_BYTES = 4  # of an element of weights that are not rounded
+LOCAL_SGD = {"accelerate.local_sgd", "torchft.local_sgd"}
 WAIT_SECONDS = 10.0  # for the other workers of the host to record as many steps
 # The nodes of autograd whose loss is a mean over the batch, with nothing after it.
 MEANS = ("NllLoss", "MseLoss", "L1Loss", "BinaryCrossEntropy", "MeanBackward", "SmoothL1", "HuberLoss", "KlDiv")
@@ -44,20 +46,15 @@ class Limits:
 
 @dataclass
 class Losses:
-    """What has been seen of a step's losses since the step before."""
+    """What has been seen of a step's losses since the step before; the fields are those of a step's record."""
 
-    count: int = 0
+    losses: int = 0
+    loss: float | None = 0.0  # their sum; None if one is not a number
     is_mean: bool = True  # each was a mean over a batch, with nothing after it
-    without_exchange: str = ""  # the line of a backward pass within DDP's no_sync
+    no_sync: str = ""  # the line of a backward pass within DDP's no_sync
     targets: int = 0  # that count in cross-entropy losses that are means
-
-    def to_mapping(self) -> dict[str, Any]:
-        return {
-            "losses": self.count,
-            "is_mean": self.is_mean,
-            "no_sync": self.without_exchange,
-            "targets": self.targets,
-        }
+    is_random: bool = False  # random numbers were drawn between the model's call and a backward pass
+    is_rounded: bool = False  # computed in 16 bits
 
 
 class Recorder(PassRecorder):
@@ -85,6 +82,9 @@ class Recorder(PassRecorder):
         self._step = 0
         self._last_exchanges = 0  # calls that exchange tensors, before the last step
         self._joins = False
+        self._norms: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # with running averages
+        self._saved: tuple[str, str] = ("", "")  # where the running averages were saved, and their fingerprint
+        self._states: dict[str, str] = {}  # of generators of random numbers, before the model's first call in a step
         self._has_fsdp = False  # whether the model called is FSDP's
 
     def hook_fails(self, error: Exception) -> None:
@@ -94,7 +94,11 @@ class Recorder(PassRecorder):
         for inner in module.modules():
             self._wrapped[inner] = weakref.ref(wrapper)
         self._wrappers.append(weakref.ref(wrapper))
-        self._managed.update(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
+        self._managed.update(
+            id(parameter)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in wrapper.parameters_to_ignore
+        )
 
     def call_begins(self, module: Any, inputs: Any, named: Any) -> None:
         import torch
@@ -108,6 +112,11 @@ class Recorder(PassRecorder):
         for name, parameter in module.named_parameters():
             self._names.setdefault(id(parameter), name.removeprefix("module.").removeprefix("_orig_mod."))
         self._has_fsdp |= _is_fsdp(module)
+        self._norms.update((each, None) for each in module.modules() if getattr(each, "running_mean", None) is not None)
+        self._states = self._states or fingerprints.of_random_states()
+        self._losses.is_rounded |= any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) or any(
+            parameter.dtype.itemsize < MIN_BYTES for parameter in module.parameters()
+        )
         if module.training:
             self._inputs += fingerprints.of_samples((inputs, named))
 
@@ -116,16 +125,23 @@ class Recorder(PassRecorder):
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         super().backward_begins(loss)
-        self._losses.count += 1
+        seen = self._losses
+        seen.losses += 1
+        if loss is None or loss.numel() > 1 or seen.loss is None:
+            seen.loss = None
+        else:
+            seen.loss += float(loss.detach())
         node = getattr(getattr(loss, "grad_fn", None), "name", lambda: "")()
-        self._losses.is_mean &= node.startswith(MEANS)
+        seen.is_mean &= node.startswith(MEANS)
+        seen.is_random |= bool(self._states) and self._states != fingerprints.of_random_states()
+        self._states = {}
 
     def backward_ends(self) -> None:
         wrappers = [wrapper for each in self._wrappers if (wrapper := each()) is not None]
         if wrappers and not any(wrapper.require_backward_grad_sync for wrapper in wrappers):
-            self._losses.without_exchange = line_of_script()
+            self._losses.no_sync = line_of_script()
         else:
-            self._losses.without_exchange = ""
+            self._losses.no_sync = ""
         if not wrappers and not has_hvd():
             for optimizer in self._kept:
                 self._local[id(optimizer)] = fingerprints.project(_gradients(parameters_of(optimizer)))
@@ -167,6 +183,7 @@ class Recorder(PassRecorder):
             has_wrapper=bool(self._wrappers),
             has_shards=self._has_fsdp and all(_has_one_axis(each) for each in parameters),
             has_hvd=has_hvd(),
+            has_local_sgd=not LOCAL_SGD.isdisjoint(sys.modules),
             joined=is_joined(),
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters],
         )
@@ -178,6 +195,8 @@ class Recorder(PassRecorder):
             channel.submit = before(channel.submit, self.guard(self.results_are_exchanged))
 
     def step_ends(self, optimizer: Any) -> None:
+        from torch.nn import SyncBatchNorm
+
         self._depth.steps = max(0, getattr(self._depth, "steps", 0) - 1)
         if self._depth.steps:
             return
@@ -201,16 +220,29 @@ class Recorder(PassRecorder):
             inputs=self._inputs,
             joins=self._joins,
             exchanges=self.exchanges - self._last_exchanges,
-            **self._losses.to_mapping(),
+            averages=self._averages(),
+            saved=self._saved,
+            has_batch_norm=any(norm.training and not isinstance(norm, SyncBatchNorm) for norm in self._norms),
+            **asdict(self._losses),
         )
         self._losses, self._inputs, self._bare_call, self._last_exchanges = Losses(), [], "", self.exchanges
+        self._saved = ("", "")
         seconds = time.monotonic() - self._began
         if self._step >= self._limits.steps or self.epochs >= self._limits.epochs or seconds > self._limits.seconds:
             self.finish()
             exit_early(WAIT_SECONDS)
 
-    def joins(self) -> None:
+    def joins(self, *_: Any, **__: Any) -> None:
         self._joins = True
+
+    def _averages(self) -> str:
+        """Return the fingerprint of all running averages; "" without any."""
+        found = [fingerprints.of_tensor(norm.running_mean) for norm in self._norms]
+        return fingerprints.digest(*found) if found else ""
+
+    def is_saved(self, content: Any, *_: Any, **__: Any) -> None:
+        if self._norms and _has_averages(content):
+            self._saved = (line_of_script(), self._averages())
 
     def finish(self) -> None:
         """Send what is left, at the end of the program."""
@@ -222,11 +254,11 @@ class Recorder(PassRecorder):
 
 
 def before(function: Callable[..., Any], hook: Callable[[], Any]) -> Callable[..., Any]:
-    """Return the function, which calls `hook` first."""
+    """Return the function, which calls `hook` first, with the same arguments."""
 
     @functools.wraps(function)
     def recorded(*arguments: Any, **named: Any) -> Any:
-        hook()
+        hook(*arguments, **named)
         return function(*arguments, **named)
 
     return recorded
@@ -247,6 +279,15 @@ def _has_one_axis(parameter: Any) -> bool:
     """Whether no distributed tensor also has parts for tensor parallelism."""
     mesh = getattr(parameter, "device_mesh", None)
     return mesh is None or mesh.ndim == 1
+
+
+def _has_averages(content: Any, depth: int = 0) -> bool:
+    """Whether what is saved has a module's running averages."""
+    import torch
+
+    if isinstance(content, Mapping) and depth < fingerprints.MAX_DEPTH:
+        return any(str(key).endswith("running_mean") or _has_averages(content[key], depth + 1) for key in content)
+    return isinstance(content, torch.nn.Module)
 
 
 def _whole(parameter: Any) -> Any:

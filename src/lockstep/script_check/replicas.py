@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ SAME_START = "the workers begin with the same weights"
 SAME_WEIGHTS = "the weights stay equal after each step"
 SAME_SETTINGS = "the optimizers have the same settings"
 ONE_MEAN = "gradients are averaged once"
+SAME_AVERAGES = "batch norm's running averages that are saved are of all workers"
 QUESTIONS = (SAME_START, SAME_WEIGHTS, SAME_SETTINGS, ONE_MEAN)
 MIN_STEPS = 3  # whose gradients have the wrong scale
 SCALE_ERROR = 0.01
@@ -67,8 +69,14 @@ class Trained:
 
 
 def are_replicas(records: Records) -> bool:
-    """Whether the workers train replicas of one model, whole or sharded, and not parts of it."""
-    return any(each.places or each.made[0]["has_shards"] for each in _optimizers(records))
+    """Whether the workers train replicas of one model, whole or sharded, and not parts of it.
+
+    Models in parts have replicated parameters, too, such as those of norms between the layers that are split.
+    """
+    return any(
+        each.made[0]["has_shards"] or (each.places and not each.local and not any(each.made[0]["sharded"]))
+        for each in _optimizers(records)
+    )
 
 
 def judge_replicas(records: Records) -> list[Finding]:
@@ -79,11 +87,12 @@ def judge_replicas(records: Records) -> list[Finding]:
             found[answer.question].append(answer)
     silent = [rank for rank, own in events(records, "step").items() if not own]
     unseen = f"{ranks(silent)} took no step of an optimizer" if silent else "the workers train different parameters"
-    return [_worst(answers) or Finding(question, "not seen", unseen) for question, answers in found.items()]
+    answers = [_worst(each) or Finding(question, "not seen", unseen) for question, each in found.items()]
+    return [*answers, _same_averages(records)]
 
 
 def _worst(answers: Sequence[Finding]) -> Finding | None:
-    order: tuple[Verdict, ...] = ("no", "yes", "not seen")
+    order: tuple[Verdict, ...] = ("no", "hint", "yes", "not seen")
     return min(answers, key=lambda answer: order.index(answer.verdict), default=None)
 
 
@@ -103,10 +112,16 @@ def _optimizers(records: Records) -> Iterator[Trained]:
                 continue
             began_equal = are_equal([each["weights"][place] for each in of])
             (places if began_equal or of[0]["managed"][place] else local).append(place)
-        if not places and _trains_alone(of, taken):
-            places, local = local, []
+        if all(_is_reduced(taken, place) for place in local) or (not places and _trains_alone(of, taken)):
+            places, local = sorted([*places, *local]), []
         names = [of[0]["names"][place] for place in local]
         yield Trained(tuple(made), of, taken, places, names, _is_averaged(of[0], made, steps))
+
+
+def _is_reduced(steps: Sequence[Sequence[Record]], place: int) -> bool:
+    """Whether all workers change a parameter by the same gradients, which are not constant."""
+    rows = [[step["gradients"][place] for step in row] for row in zip(*steps, strict=False)]
+    return all(map(are_equal, rows)) and len({row[0] for row in rows} - {None}) > 1
 
 
 def _is_averaged(made: Record, all_made: Mapping[int, Sequence[Record]], steps: Mapping[int, Sequence[Record]]) -> bool:
@@ -148,6 +163,9 @@ def _same_weights(trained: Trained) -> Finding:
     if all(equal):
         return Finding(SAME_WEIGHTS, "yes", plural(trained.common, "step"))
     first = equal.index(False)
+    if trained.made[0]["has_local_sgd"] and not trained.is_averaged:
+        text = f"the program averages them from time to time, but not within {plural(trained.common, 'step')}"
+        return Finding(SAME_WEIGHTS, "not seen", text)
     if trained.is_averaged:
         return Finding(SAME_WEIGHTS, "yes", "from time to time: they differ after some steps, and are averaged later")
     after = zip(trained.places, zip(*trained.weights(first), strict=True), strict=True)
@@ -277,3 +295,17 @@ def _one_mean(trained: Trained) -> Finding:
         if len(scales) >= MIN_STEPS and all(abs(each / wrong - 1) < SCALE_ERROR for each in scales):
             return Finding(ONE_MEAN, "no", f"{text}: {scale:.3g} times the mean", where, fix)
     return Finding(ONE_MEAN, "yes", f"{scale:.3g} times the mean, in {len(scales)} steps")
+
+
+def _same_averages(records: Records) -> Finding:
+    """Compare running averages after the last step before they are saved, unless the program has changed them since."""
+    rows = list(zip(*events(records, "step").values(), strict=False))
+    compared = False
+    for last, following in pairwise(rows):
+        for own, step in zip(last, following, strict=True):
+            where, saved = step["saved"]
+            compared |= bool(where)
+            if where and saved == own["averages"] and not are_equal([other["averages"] for other in last]):
+                fix = "use SyncBatchNorm, or average the buffers of all workers before they are saved"
+                return Finding(SAME_AVERAGES, "hint", "each worker averages over its own batches", where, fix)
+    return Finding(SAME_AVERAGES, "yes" if compared else "not seen", "" if compared else "none were saved")

@@ -20,7 +20,8 @@ ALL_SAMPLES = "an epoch has every sample once"
 SAME_LENGTH = "an epoch has equally many batches on each worker"
 SAME_SHARE = "all samples weigh the same in the loss"
 EVALUATED = "evaluations are of all data"
-QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_LENGTH, SAME_SHARE, EVALUATED)
+AUGMENTED = "random augmentation differs between the workers"
+QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_LENGTH, SAME_SHARE, AUGMENTED, EVALUATED)
 SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader"
 REDUCE = "add up the counts of all workers with all_reduce, and divide then"
 UNEVEN = 0.05  # a mean difference between the workers' shares that is worth a word
@@ -34,14 +35,16 @@ def judge_samples(records: Records) -> list[Finding]:
         return [Finding(question, "not seen", text) for question in QUESTIONS]
     passes = list(_passes(records))
     trained = [each for each in passes if not each[0]["is_evaluation"]]
-    evaluated = [each for each in passes if all(one["is_evaluation"] for one in each)]
-    steps = [list(row) for row in zip(*events(records, "step").values(), strict=False)]
+    seen = {one["data"] for each in trained for one in each}  # passes without training adjust batch norm, for example
+    evaluated = [each for each in passes if all(one["is_evaluation"] and one["data"] not in seen for one in each)]
+    steps, joins = [list(row) for row in zip(*events(records, "step").values(), strict=False)], _joins(records)
     return [
         _others(steps, trained),
         _new_order(records),
         _all_samples(trained),
-        _same_length(trained, _joins(records)),
-        _same_share(steps, trained, _joins(records)),
+        _same_length(trained, "or join()" if joins else "or a loader starts again" if _cycles(records) else ""),
+        _same_share(steps, trained, joins),
+        _augmented(trained),
         _evaluated(evaluated, records),
     ]
 
@@ -73,6 +76,11 @@ def _share(each: Sequence[Record]) -> int:
     return len(each) * int(max(size for one in each for size in one["sizes"]))
 
 
+def _has_other_split(each: Sequence[Record]) -> bool:
+    """Whether the samplers split the data by another number than that of the workers."""
+    return any(one["parts"] not in (None, len(each)) for one in each)
+
+
 def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]]) -> Finding:
     for each in passes:
         rows = [one["indices"] for one in each]
@@ -84,7 +92,7 @@ def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]
             text = f"{repeated:,} samples are read by several workers in one epoch"
             return Finding(OTHERS, "no", text, each[0]["line"], SAMPLER)
     known = [row for row in steps if all(step["inputs"] for step in row)]
-    if not known:
+    if len({sample for row in known for step in row for sample in step["inputs"]}) < MIN_STEPS:  # one constant
         return Finding(
             OTHERS, "yes" if passes else "not seen", "by their indices" if passes else "no samples were seen"
         )
@@ -131,19 +139,19 @@ def _new_order(records: Records) -> Finding:
 
 
 def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
-    complete = [
-        each for each in passes if _is_same_data(each) and all(one["is_complete"] and one["splits"] for one in each)
-    ]
-    for each in complete:
+    """Compare complete epochs; samplers that draw, repeat or leave out samples by design answer nothing."""
+    whole = ""
+    for each in passes:
         rows = [one["indices"] for one in each]
-        missing = each[0]["length"] - len(set().union(*rows)) if each[0]["length"] else 0
-        drawn_again = any(len(set(row)) < len(row) for row in rows)
-        if all(rows) and not drawn_again and missing > _share(each):
-            detail = f"{missing:,} of {each[0]['length']:,} samples are read by no worker"
+        if not _is_same_data(each) or not all(one["is_complete"] and one["parts"] and one["indices"] for one in each):
+            continue
+        length, union = each[0]["length"] or 0, len(set().union(*rows))
+        if length - union > _share(each) and _has_other_split(each) and all(len(set(row)) == len(row) for row in rows):
+            detail = f"{length - union:,} of {length:,} samples are read by no worker"
             return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], "split the data by the number of workers")
-    if not complete:
-        return Finding(ALL_SAMPLES, "not seen", "no epoch of a DistributedSampler was complete")
-    return Finding(ALL_SAMPLES, "yes", f"{complete[0][0]['length']:,} samples")
+        whole = whole or (f"{length:,} samples" if length - union <= _share(each) else "")
+    unseen = "no epoch of a DistributedSampler was complete"
+    return Finding(ALL_SAMPLES, "yes" if whole else "not seen", whole or unseen)
 
 
 def _joins(records: Records) -> bool:
@@ -152,17 +160,23 @@ def _joins(records: Records) -> bool:
     return joined or any(made["has_hvd"] for own in events(records, "optimizer").values() for made in own)
 
 
-def _same_length(passes: Sequence[Sequence[Record]], joins: bool) -> Finding:
+def _cycles(records: Records) -> bool:
+    """Whether a worker with fewer batches starts its loader again, to make as many steps as the others."""
+    return any(epoch["cycles"] for own in events(records, "epoch").values() for epoch in own)
+
+
+def _same_length(passes: Sequence[Sequence[Record]], is_free: str) -> Finding:
+    """Compare complete epochs; `is_free` says why they may differ."""
     complete = [each for each in passes if all(one["is_complete"] for one in each)]
     for each in complete:
         counts = [len(one["sizes"]) for one in each]
-        if not are_equal(counts) and not joins:
+        if not are_equal(counts) and not is_free:
             detail = f"{', '.join(map(str, counts))} batches on {ranks(range(len(counts)))}"
             fix = "drop or fill the last batches (DistributedSampler does), or train within model.join()"
             return Finding(SAME_LENGTH, "no", detail, each[0]["line"], fix)
     if not complete:
         return Finding(SAME_LENGTH, "not seen", "no loader delivered all its batches")
-    return Finding(SAME_LENGTH, "yes", "or join()" if joins else f"{len(complete[0][0]['sizes'])} batches")
+    return Finding(SAME_LENGTH, "yes", is_free or f"{len(complete[0][0]['sizes'])} batches")
 
 
 def _same_share(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]], joins: bool) -> Finding:
@@ -186,6 +200,16 @@ def _same_share(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Rec
     return Finding(SAME_SHARE, "yes", plural(len(known), "step"))
 
 
+def _augmented(passes: Sequence[Sequence[Record]]) -> Finding:
+    drawn = [each for each in passes if all(one["draws"] for one in each)]
+    for each in drawn:
+        if any(are_equal([one["draws"].get(name, rank) for rank, one in enumerate(each)]) for name in each[0]["draws"]):
+            detail = "the data sets of all workers draw the same random numbers"
+            fix = "seed them with the rank, such as torch.manual_seed(seed + rank) after the model is made"
+            return Finding(AUGMENTED, "hint", detail, each[0]["line"], fix)
+    return Finding(AUGMENTED, "yes" if drawn else "not seen", "" if drawn else "no random samples were seen")
+
+
 def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
     alone = _evaluated_by_one(records)
     for each in passes:
@@ -193,7 +217,10 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
         if not _is_same_data(each) or not all(rows) or not all(one["is_complete"] for one in each):
             continue
         length, union = each[0]["length"], len(set().union(*rows))
-        if length and length - union > _share(each) and all(one["splits"] for one in each):
+        if all(len(set(row)) == length for row in rows):
+            alone = f"{length:,} samples, by each worker"
+            continue
+        if length and length - union > _share(each) and _has_other_split(each):
             detail = f"{length - union:,} of {length:,} samples are left out"
             return Finding(EVALUATED, "no", detail, each[0]["line"], SAMPLER)
         if any(one["exchanges"] == 0 for one in each):
@@ -204,11 +231,8 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
         twice = sum(map(len, rows)) - union
         filled = f"; {twice:,} are read twice to fill batches: do not count them" if twice else ""
         return Finding(EVALUATED, "yes", f"{union:,} samples, in parts{filled}")
-    return (
-        Finding(EVALUATED, "yes", alone)
-        if alone
-        else Finding(EVALUATED, "not seen", "no complete evaluation of data that all workers share")
-    )
+    unseen = "no complete evaluation of data that all workers share"
+    return Finding(EVALUATED, "yes" if alone else "not seen", alone or unseen)
 
 
 def _evaluated_by_one(records: Records) -> str:
