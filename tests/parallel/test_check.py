@@ -16,6 +16,7 @@ from worker_group import run_in_workers
 
 from lockstep.script_check.answers import Finding
 from lockstep.script_check.hooks import record
+from lockstep.script_check.invariance import SAME_LOSSES
 from lockstep.script_check.recorder import Limits
 from lockstep.script_check.replicas import SAME_WEIGHTS, judge_replicas
 from lockstep.script_check.samples import judge_samples
@@ -41,6 +42,22 @@ def step(batch):
 step(data)
 for batch in DataLoader(data, sampler=Odd(data)):
     step(batch)
+"""
+BY_BATCH = """
+import sys, torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(128, 8), torch.randint(4, (128,)))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = DistributedSampler(data)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for inputs, labels in DataLoader(data, int(sys.argv[1]), sampler=sampler):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels, reduction=sys.argv[2]).backward()
+        optimizer.step()
 """
 ALONE = """
 import os, torch
@@ -133,6 +150,15 @@ def test_a_worker_that_takes_no_step_is_named(tmp_path: Path) -> None:
     done = run([*LOCKSTEP, "check", "--", sys.executable, "alone.py"], cwd=tmp_path)
     assert done.returncode == 0
     assert "the weights stay equal after each step: not seen; worker 1 took no step of an optimizer" in done.stdout
+
+
+@pytest.mark.parametrize(("reduction", "code", "words"), [("mean", 0, "worker: yes; 16 steps"), ("sum", 10, "sum")])
+def test_losses_are_compared_with_one_worker(reduction: str, code: int, words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BY_BATCH)
+    program = [sys.executable, "train.py", "{batch}", reduction]
+    done = run([*LOCKSTEP, "check", "--invariance", "16", "--", *program], cwd=tmp_path)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stdout[done.stdout.index(SAME_LOSSES) :]
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.script_check.answers import Finding
 from lockstep.script_check.hooks import MARK
+from lockstep.script_check.invariance import STEPS, judge_invariance
 from lockstep.script_check.replicas import judge_replicas
 from lockstep.script_check.samples import judge_samples
 from lockstep.world.devices import usable_cores
@@ -40,6 +41,7 @@ class CheckCommand:
     Examples:
         lockstep check -- python train.py
         lockstep check -np 4 --steps 50 -- python train.py --lr 0.1
+        lockstep check --invariance 64 -- python train.py --batch-size {batch}
     """
 
     workers: Annotated[int, arg(name="np", aliases=["-np"], metavar="N")] = 2
@@ -48,6 +50,8 @@ class CheckCommand:
     """Steps after which the script is ended, if two epochs take longer."""
     minutes: float = 5.0
     """Minutes after which it is ended."""
+    invariance: Annotated[int | None, arg(metavar="N")] = None
+    """Also compare the first losses with those of one worker, with N samples per step and {batch} per worker."""
     json: bool = False
     """Print the answers as JSON."""
     where: LaunchOptions = field(default_factory=LaunchOptions)
@@ -56,6 +60,9 @@ class CheckCommand:
         require(self.workers >= 2, "-np", self.workers, "at least 2: one worker has no others to agree with")
         require(self.steps >= 1, "--steps", self.steps, "at least 1")
         require(self.minutes > 0, "--minutes", self.minutes, "more than 0")
+        if self.invariance is not None:
+            divides = self.invariance > 0 and self.invariance % self.workers == 0
+            require(divides, "--invariance", self.invariance, f"a multiple of the {plural(self.workers, 'worker')}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,12 +70,9 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(CheckCommand, "check", flags)
     if not program:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep check -- python train.py")
-    here, cores = names_of_this_machine(), usable_cores()
-    plan = plan_from(command.where, command.workers, program, os.environ, cores, count_gpus, here)
-    if plan.manual:
-        raise ConfigError("a check cannot be combined with --nodes or --dist-url; pass the hosts with -H")
-    plan = replace(plan, environment={**plan.environment, CHECK: f"{command.steps},{60 * command.minutes}"})
-    plan.check_program()
+    if (command.invariance is None) == any("{batch}" in word for word in program):
+        raise ConfigError("{batch} in the command, the samples per step of a worker, and --invariance N go together")
+    plan = _plan(command, program, command.workers, command.steps)
     if command.where.dry_run:
         print(f"{command.workers} workers: {' '.join(program)}")
         return 0
@@ -85,11 +89,25 @@ def main(arguments: Sequence[str]) -> int:
         say(f"lockstep check: error: {text}")
         return code
     answers = [*judge_replicas(records), *judge_samples(records)]
+    if command.invariance is not None and not code:
+        _, alone, _ = _run(_plan(command, program, 1, min(command.steps, STEPS)))
+        answers.append(judge_invariance(alone, records))
     is_faulty = any(answer.verdict == "no" for answer in answers)
     if code and not is_faulty:
         print(rest, end="", file=sys.stderr)
     (_print_json if command.json else _print)(answers, steps, code)
     return FAULTY if is_faulty else code
+
+
+def _plan(command: CheckCommand, program: Sequence[str], workers: int, steps: int) -> JobPlan:
+    batch = str((command.invariance or 0) // workers)
+    words = [word.replace("{batch}", batch) for word in program] if command.invariance else program
+    here, cores = names_of_this_machine(), usable_cores()
+    plan = plan_from(command.where, workers, words, os.environ, cores, count_gpus, here)
+    if plan.manual:
+        raise ConfigError("a check cannot be combined with --nodes or --dist-url; pass the hosts with -H")
+    plan.check_program()
+    return replace(plan, environment={**plan.environment, CHECK: f"{steps},{60 * command.minutes}"})
 
 
 def _run(plan: JobPlan) -> tuple[int, dict[int, list[dict[str, Any]]], str]:

@@ -126,7 +126,7 @@ def new_logs() -> Path | None:
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into the flags, with their values, and the command; "--" may separate them."""
-    names = ("prefix", "dry-run", "preload", "observe", "own-workers")
+    names = ("prefix", "dry-run", "preload", "observe", "own-workers", "json")
     plain = {f"--{no}{name}" for name in names for no in ("", "no-")} | set(HELP)
     position = 0
     while position < len(arguments) and arguments[position].startswith("-"):
