@@ -253,7 +253,7 @@ class Recorder(PassRecorder):
         self._is_off = True
 
 
-def before(function: Callable[..., Any], hook: Callable[[], Any]) -> Callable[..., Any]:
+def before(function: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, which calls `hook` first, with the same arguments."""
 
     @functools.wraps(function)
