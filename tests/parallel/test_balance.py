@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.data import Dataset
 from worker_group import run_in_workers
 
-from lockstep.data.sets import describe_custom
 from lockstep.files.jsonl import read_records
 from lockstep.run.connect import TrainingWorld
 from lockstep.train.fit import configure
@@ -102,8 +101,8 @@ def _check_shares(shares: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(
     ("size", "options"),
-    [(2, {}), (3, {"accumulate": 2}), (2, {"num_workers": 1})],
-    ids=["alone", "accumulated", "processes"],
+    [(3, {"accumulate": 2}), (2, {"num_workers": 1})],
+    ids=["accumulated", "processes"],
 )
 def test_shares_of_an_own_loop_follow_the_speeds(size: int, options: dict[str, Any], tmp_path: Path) -> None:
     balanced = run_in_workers(size, _own_loop, tmp_path / "balanced", True, options)
@@ -121,14 +120,12 @@ def _train(world: World, folder: Path, net: str, balance: bool, settings: dict[s
     """Run the trainer with its last worker slow in the forward pass."""
     step_clock.time = simulated  # type: ignore[assignment]
     seconds = SLOW if world.rank == world.size - 1 else FAST
-    model = _net() if net == "tiny" else NETS[net]()
+    model = NETS[net]()
     if balance:
         model.register_forward_pre_hook(
             lambda module, given: simulated.spend(seconds * len(given[0]) * module.training)
         )
     data = small_digits(SAMPLES, 24)
-    if "loader_workers" in settings:
-        data = describe_custom("images", SlowImages(0.0), SlowImages(0.0))
     options = {"epochs": 3, "global_batch_size": GLOBAL_BATCH, "lr": 0.1, "lr_scaling": "none", "precision": "fp64"}
     common = {"run_dir": folder, "log_every": 5, "track": (), "balance": balance}
     run_with(configure(**options, **common, **settings), world, data, model)
@@ -139,9 +136,8 @@ def _train(world: World, folder: Path, net: str, balance: bool, settings: dict[s
     [
         (3, "normed", {"sync_bn": True}),
         (2, "plain", {"accumulate": 2, "strategy": "horovod"}),
-        (2, "tiny", {"loader_workers": 1}),
     ],
-    ids=["ddp", "horovod", "processes"],
+    ids=["ddp", "horovod"],
 )
 def test_shares_of_the_trainer_follow_the_speeds(size: int, net: str, settings: dict[str, Any], tmp_path: Path) -> None:
     for balance in (True, False):

@@ -38,10 +38,15 @@ SETTINGS: dict[str, tuple[str, float, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _train_alone(folder: Path, net: str, settings: dict[str, Any]) -> dict[str, int]:
+def _train_each(world: World, folder: Path) -> None:
+    for name, (net, _, settings) in SETTINGS.items():
+        train_digits(world, net, 200, 100, {**COMMON, **settings, "run_dir": folder / name})
+
+
+def _train_each_on_a_gpu(folder: Path) -> int:
     simgpu.delays(seed=1, copy_us=500, operation_us=20)
-    train_digits(World(RankInfo(), GPU), net, 200, 100, {**settings, "run_dir": folder})
-    return dict(simgpu.counts())
+    _train_each(World(RankInfo(), GPU), folder)
+    return simgpu.counts().get("failed operations", 0)
 
 
 TOGETHER: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,14 +58,13 @@ TOGETHER: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("net", "tolerance", "settings"), SETTINGS.values(), ids=SETTINGS)
-def test_losses_are_those_of_a_cpu(tmp_path: Path, net: str, tolerance: float, settings: dict[str, Any]) -> None:
-    settings = {**COMMON, **settings}
-    counts = run_on_gpu(_train_alone, tmp_path / "gpu", net, settings)
-    run_in_workers(1, train_digits, net, 200, 100, {**settings, "run_dir": tmp_path / "cpu"})
-    assert len(losses(tmp_path / "cpu")) == COMMON["max_steps"]
-    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
-    assert not counts.get("failed operations")
+def test_losses_are_those_of_a_cpu(tmp_path: Path) -> None:
+    assert run_on_gpu(_train_each_on_a_gpu, tmp_path / "gpu") == 0
+    run_in_workers(1, _train_each, tmp_path / "cpu")
+    for name, (_, tolerance, _) in SETTINGS.items():
+        expected = losses(tmp_path / "cpu" / name)
+        assert len(expected) == COMMON["max_steps"]
+        assert losses(tmp_path / "gpu" / name) == pytest.approx(expected, rel=tolerance), name
 
 
 def _train_in_both(folder: Path) -> str:
@@ -76,21 +80,25 @@ def test_tf32_trains_as_fp32(tmp_path: Path) -> None:
     assert losses(tmp_path / "tf32") == pytest.approx(losses(tmp_path / "fp32"), rel=2e-2)
 
 
-def _train_together(_: World, folder: Path, net: str, settings: dict[str, Any]) -> tuple[set[int], dict[str, int]]:
+def _train_together(world: World, folder: Path) -> None:
+    for name, (net, settings) in TOGETHER.items():
+        train_digits(world, net, 200, 100, {**COMMON, "precision": "fp64", **settings, "run_dir": folder / name})
+
+
+def _train_together_on_gpus(_: World, folder: Path) -> tuple[set[int], dict[str, int]]:
     simgpu.delays(seed=1, copy_us=200, operation_us=20, collective_us=500)
     with gpu_world() as world:
-        train_digits(world, net, 200, 100, {**settings, "run_dir": folder})
+        _train_together(world, folder)
     return simgpu.contexts(), dict(simgpu.counts())
 
 
-@pytest.mark.parametrize(("net", "settings"), TOGETHER.values(), ids=TOGETHER)
-def test_two_gpus_train_as_two_cpus(tmp_path: Path, net: str, settings: dict[str, Any]) -> None:
-    settings = {**COMMON, "precision": "fp64", **settings}
-    outcomes = run_on_gpus(2, _train_together, tmp_path / "gpu", net, settings)
-    run_in_workers(2, train_digits, net, 200, 100, {**settings, "run_dir": tmp_path / "cpu"})
-    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-9)
+def test_two_gpus_train_as_two_cpus(tmp_path: Path) -> None:
+    outcomes = run_on_gpus(2, _train_together_on_gpus, tmp_path / "gpu")
+    run_in_workers(2, _train_together, tmp_path / "cpu")
+    for name in TOGETHER:
+        assert losses(tmp_path / "gpu" / name) == pytest.approx(losses(tmp_path / "cpu" / name), rel=1e-9), name
     assert [contexts for contexts, _ in outcomes] == [{0}, {1}]
-    assert all(counts["collectives"] >= COMMON["max_steps"] for _, counts in outcomes)
+    assert all(counts["collectives"] >= len(TOGETHER) * COMMON["max_steps"] for _, counts in outcomes)
     assert not any(counts.get("failed operations") for _, counts in outcomes)
 
 

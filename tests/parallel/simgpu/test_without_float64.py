@@ -42,9 +42,8 @@ def _run(*commands: Sequence[str]) -> None:
         torch.zeros(1, dtype=torch.float64, device="simgpu")
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_training_needs_no_float64(tmp_path: Path, options: Sequence[str]) -> None:
-    run_on_gpu(_run, [*TRAIN, *options, "--run-dir", str(tmp_path)])
+def test_training_needs_no_float64(tmp_path: Path) -> None:
+    run_on_gpu(_run, *([*TRAIN, *options, "--run-dir", str(tmp_path / name)] for name, options in OPTIONS.items()))
 
 
 def test_commands_that_use_a_model_need_no_float64(tmp_path: Path) -> None:
