@@ -76,13 +76,15 @@ class Suite:
         return outcome
 
 
-def run_until(command: Sequence[str], seconds: float, output: int | None = None) -> tuple[int, bool]:
+def run_until(
+    command: Sequence[str], seconds: float, output: int | None = None, stop_seconds: float = STOP_SECONDS
+) -> tuple[int, bool]:
     """Run a command in a new session for up to `seconds`; return its exit code, and whether it was stopped."""
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
     try:
-        return process.wait(max(0.0, seconds - STOP_SECONDS)), False
+        return process.wait(max(0.0, seconds - stop_seconds)), False
     except subprocess.TimeoutExpired:
-        for kind, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+        for kind, patience in ((signal.SIGTERM, stop_seconds), (signal.SIGKILL, None)):
             _signal_group(process, kind)
             try:
                 return process.wait(patience), True

@@ -32,13 +32,19 @@ from lockstep.files.output import say
 from lockstep.files.untrusted import open_plain, parse_json, printable
 
 LOCK_FILE = ".lock"
-BEAT_SECONDS = 5.0
-SILENT_SECONDS = 60.0  # 12 beats: no job loses its folder to a file server that hangs for less
-WATCH_SECONDS = 15.0  # three beats
-POLL_SECONDS = 0.5
 TURN_SECONDS = 0.01
 MAX_BYTES = 1 << 16
 _TEXTS = ("purpose", "job", "host", "machine", "token")
+
+
+@dataclass(frozen=True)
+class LockTimes:
+    """The times of a lock, all in seconds."""
+
+    beat: float = 5.0
+    silent: float = 60.0  # 12 beats: no job loses its folder to a file server that hangs for less
+    watch: float = 15.0  # three beats, before the age of a lock counts
+    poll: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,9 @@ UNKNOWN = Owner(
 class FolderLock:
     """A folder held by this process until `close`. Created by `hold_folder`."""
 
-    def __init__(self, folder: Path, owner: Owner):
+    def __init__(self, folder: Path, owner: Owner, times: LockTimes):
         self.folder = folder
+        self._beat_seconds = times.beat
         self._owner, self._content = owner, owner.encode()
         self._path = folder / LOCK_FILE
         self._lost_to = ""
@@ -119,7 +126,7 @@ class FolderLock:
         Raises:
             LockstepError: Another process took over the folder.
         """
-        is_late = time.monotonic() - self._confirmed > 2 * BEAT_SECONDS
+        is_late = time.monotonic() - self._confirmed > 2 * self._beat_seconds
         if self._lost_to or (is_late and not self._mutex.locked()):  # locked: the heartbeat waits for the file server
             self.confirm()
 
@@ -175,7 +182,7 @@ class FolderLock:
         self._confirmed = time.monotonic()
 
     def _beat(self) -> None:
-        while not self._closing.wait(BEAT_SECONDS):
+        while not self._closing.wait(self._beat_seconds):
             try:
                 self.confirm()
                 os.utime(self._path)
@@ -185,7 +192,7 @@ class FolderLock:
                 continue
 
 
-def hold_folder(folder: Path, owner: Owner, fix: str) -> FolderLock:
+def hold_folder(folder: Path, owner: Owner, fix: str, times: LockTimes = LockTimes()) -> FolderLock:
     """Lock an existing folder against all other writers; wait while the last holder may still be running.
 
     Print a line to stderr before waiting for, and after taking over, a lock of another machine.
@@ -209,23 +216,23 @@ def hold_folder(folder: Path, owner: Owner, fix: str) -> FolderLock:
         holder = _owner(held)
         successor = replace(owner, succeeds=holder.succeeds or not holder.is_here)
         if owner.follows(holder) or holder.is_stale:
-            if _take_over(path, held, successor):
-                return FolderLock(folder, successor)
+            if _take_over(path, held, successor, times):
+                return FolderLock(folder, successor, times)
             continue
         if holder.is_here or (watched or seen) != seen:
             raise ConfigError(f"{folder} is in use by {holder}; {fix}")
         if watched is None:
             watched, since = seen, time.monotonic()
-        silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since)
-        if silent_seconds > SILENT_SECONDS:
-            if _take_over(path, held, successor):
+        silent_seconds = _silence(folder, touched, owner.token, time.monotonic() - since, times)
+        if silent_seconds > times.silent:
+            if _take_over(path, held, successor, times):
                 say(f"lockstep: took over {folder} from {holder}, which was silent for {silent_seconds:,.0f} s")
-                return FolderLock(folder, successor)
+                return FolderLock(folder, successor, times)
         elif not reported and held:  # an empty lock is still being written
-            say(f"lockstep: {folder} was in use by {holder}; waiting up to {SILENT_SECONDS:g} s for its heartbeat")
+            say(f"lockstep: {folder} was in use by {holder}; waiting up to {times.silent:g} s for its heartbeat")
             reported = True
-        time.sleep(POLL_SECONDS)
-    return FolderLock(folder, owner)
+        time.sleep(times.poll)
+    return FolderLock(folder, owner, times)
 
 
 def holder_here(folder: Path) -> Owner | None:
@@ -282,13 +289,13 @@ def _owner(content: bytes) -> Owner:
         return UNKNOWN
 
 
-def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> float:
+def _silence(folder: Path, touched: int, token: str, watched_seconds: float, times: LockTimes) -> float:
     """Return the seconds since the lock's last heartbeat.
 
-    This is the time for which the lock has been watched or, after `WATCH_SECONDS`, the age of the lock file on the file
+    This is the time for which the lock has been watched or, after `times.watch`, the age of the lock file on the file
     server's clock if that is larger. The age alone is not reliable, since some file systems use the host's clock.
     """
-    if watched_seconds < WATCH_SECONDS:
+    if watched_seconds < times.watch:
         return watched_seconds
     probe = partial_of(folder / f"{LOCK_FILE}-{token}")
     probe.touch()
@@ -297,7 +304,7 @@ def _silence(folder: Path, touched: int, token: str, watched_seconds: float) -> 
     return max(watched_seconds, (now - touched) / 1e9)
 
 
-def _take_over(path: Path, held: bytes, successor: Owner) -> bool:
+def _take_over(path: Path, held: bytes, successor: Owner, times: LockTimes) -> bool:
     """Replace the lock whose content was `held` by the successor's; return False if it has changed.
 
     A second lock file serializes this, so that no process replaces a lock that another has just written.
@@ -305,7 +312,7 @@ def _take_over(path: Path, held: bytes, successor: Owner) -> bool:
     turn, own = (partial_of(path.with_name(f"{LOCK_FILE}-{name}")) for name in ("turn", successor.token))
     if not _create(turn, successor.encode()):
         with suppress(FileNotFoundError):
-            if abs(time.time() - turn.stat().st_mtime) > SILENT_SECONDS:  # its process was killed at this point
+            if abs(time.time() - turn.stat().st_mtime) > times.silent:  # its process was killed at this point
                 turn.unlink()
         time.sleep(TURN_SECONDS)
         return False

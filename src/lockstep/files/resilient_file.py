@@ -12,13 +12,11 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 
-MAX_BYTES = 64 << 20  # buffered in memory: 200,000 records of 0.3 kB
-
 
 class ResilientFile:
     """Append lines to a file, each exactly once, despite temporary disk errors.
 
-    While the disk is full, missing or read-only, lines are buffered in memory, up to `MAX_BYTES`. Each further write
+    While the disk is full, missing or read-only, lines are buffered in memory, up to `max_bytes`. Each further write
     first tries to flush them. One message is reported when buffering starts, and one when it ends. If the file or its
     folder is removed or renamed while open, the file is recreated with its previous content. A file that another
     process has put in its place is appended to if `confirm` allows it.
@@ -28,6 +26,8 @@ class ResilientFile:
         confirm: Raises LockstepError if the folder now belongs to another job, whose file must not be written to; then
             `write`, `flush` and `close` raise it.
     """
+
+    max_bytes = 64 << 20  # 200,000 records of 0.3 kB
 
     def __init__(self, path: Path, report: Callable[[str], None], confirm: Callable[[], None] = lambda: None):
         self.path, self._absolute = path, path.absolute()
@@ -45,7 +45,7 @@ class ResilientFile:
             self._begin_in_child()
         with self._lock:
             reported = self._problem
-            if len(self._buffered) < MAX_BYTES or not self.flush():
+            if len(self._buffered) < self.max_bytes or not self.flush():
                 self._buffered += f"{line}\n".encode(errors="backslashreplace")
             else:
                 self._dropped += 1

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,31 +28,41 @@ from lockstep.world.rendezvous import exchange
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-WORKER = ("-P", "-m", "lockstep.launch.gpus_doctor")
+COMMAND = (sys.executable, "-P", "-m", "lockstep.launch.gpus_doctor")
 START_SECONDS = 300.0  # for the slowest process to import torch
 LIMIT_SECONDS = 30.0  # connecting takes up to 10 s
-TRIAL_SECONDS = 2.0
-REDUCED_BYTES = 64 << 20
 WARM_UP_ROUNDS = 3
-NO_ANSWER = "no answer within {:.0f} s"
+NO_ANSWER = "no answer within {:g} s"
 
 
-def try_gpus() -> tuple[str, str] | None:
+@dataclass(frozen=True)
+class Trial:
+    """All-reduces of `size_bytes` for `seconds`, given up after `limit_seconds`."""
+
+    size_bytes: int = 64 << 20
+    seconds: float = 2.0
+    limit_seconds: float = LIMIT_SECONDS
+
+
+def try_gpus(command: Sequence[str] = COMMAND) -> tuple[str, str] | None:
     """Try all GPUs of this machine together; return what was found and, if they fail, the fix.
 
     None if there are fewer than two, or torch has no collectives for them. This process does not use a GPU.
+
+    Args:
+        command: Runs `main` in one process per GPU.
     """
     kind, count = accelerator.kind(), accelerator.count()
     if kind is None or count < 2 or not accelerator.has_collectives(kind):
         return None
     library = accelerator.backend(kind)
-    found, error = _run(count, {})
+    found, error = _run(command, count, {})
     if not error:
         return f"{library}: {found}", ""
     fails = f"{library}: all-reduces fail"
     switch = accelerator.WITHOUT_DIRECT_ACCESS.get(library, {})
     name = " ".join(f"{key}={value}" for key, value in switch.items())
-    if switch and not _run(count, switch)[1]:
+    if switch and not _run(command, count, switch)[1]:
         return fails, (
             f"{error}; works with {name}: set it for jobs here until direct access between the GPUs works (check PCIe "
             f"ACS and IOMMU in the firmware, and the driver)"
@@ -60,14 +71,16 @@ def try_gpus() -> tuple[str, str] | None:
     return fails, f"{error}{also}; check what else uses the GPUs, and the driver's messages (dmesg)"
 
 
-def _run(count: int, variables: Mapping[str, str]) -> tuple[str, str]:
+def _run(command: Sequence[str], count: int, variables: Mapping[str, str]) -> tuple[str, str]:
     """Run a trial with these variables; return its description and the error, one of which is ""."""
     with TemporaryDirectory() as folder:
         own = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{folder}/log.%p", "OMP_NUM_THREADS": "1"}
-        commands = [[sys.executable, *WORKER, folder, str(rank), str(count)] for rank in range(count)]
+        environment = {**os.environ, **own, **variables}
         workers = [
-            subprocess.Popen(command, env={**os.environ, **own, **variables}, stdout=subprocess.PIPE, text=True)
-            for command in commands
+            subprocess.Popen(
+                [*command, folder, str(rank), str(count)], env=environment, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(count)
         ]
         results = [_result(worker) for worker in workers]
         errors = sorted((error for _, error in results if error), key=lambda error: error.startswith(NO_ANSWER[:9]))
@@ -91,17 +104,17 @@ def _result(worker: subprocess.Popen[str]) -> tuple[str, str]:
     return str(found), str(error)
 
 
-def reduce_together(store: Store, rank: int, size: int) -> tuple[str, str]:
+def reduce_together(store: Store, rank: int, size: int, trial: Trial = Trial()) -> tuple[str, str]:
     """Take part in a trial as one of `size` processes; return its description and the error, one of which is ""."""
     exchange(store, rank, size, None, "ready")
     found: list[tuple[str, str]] = []
-    work = threading.Thread(target=lambda: found.append(_reduce(store, rank, size)), daemon=True)
+    work = threading.Thread(target=lambda: found.append(_reduce(store, rank, size, trial)), daemon=True)
     work.start()
-    work.join(LIMIT_SECONDS)
-    return found[0] if found else ("", NO_ANSWER.format(LIMIT_SECONDS))
+    work.join(trial.limit_seconds)
+    return found[0] if found else ("", NO_ANSWER.format(trial.limit_seconds))
 
 
-def _reduce(store: Store, rank: int, size: int) -> tuple[str, str]:
+def _reduce(store: Store, rank: int, size: int, trial: Trial) -> tuple[str, str]:
     import torch
 
     device = torch.device(accelerator.kind() or "cpu", rank)
@@ -110,8 +123,9 @@ def _reduce(store: Store, rank: int, size: int) -> tuple[str, str]:
         cards = exchange(store, rank, size, accelerator.card(device), "card")
         if len({*cards}) < size:
             return "not tried, because some of these devices are parts of one card", ""
-        group = accelerator.group(store, rank, size, device, timedelta(seconds=2 * LIMIT_SECONDS))
-        tensor, wrong = torch.empty(REDUCED_BYTES // 4, device=device), torch.zeros((), dtype=torch.bool, device=device)
+        group = accelerator.group(store, rank, size, device, timedelta(seconds=2 * trial.limit_seconds))
+        tensor = torch.empty(trial.size_bytes // 4, device=device)
+        wrong = torch.zeros((), dtype=torch.bool, device=device)
 
         def run(rounds: int) -> float:
             start = time.perf_counter()
@@ -124,22 +138,23 @@ def _reduce(store: Store, rank: int, size: int) -> tuple[str, str]:
 
         run(WARM_UP_ROUNDS)
         seconds = max(exchange(store, rank, size, run(WARM_UP_ROUNDS), "seconds"))
-        seconds = run(max(1, int(TRIAL_SECONDS / seconds)))
+        seconds = run(max(1, int(trial.seconds / seconds)))
         is_wrong = any(exchange(store, rank, size, bool(wrong), "wrong"))
     except Exception as error:  # of the device, its library or the store
         return "", first_line(error)
     if is_wrong:
         return "", "all-reduces give wrong sums"
-    return f"{size} GPUs, all-reduce at {2 * (size - 1) / size * REDUCED_BYTES / seconds / 1e9:.1f} GB/s or more", ""
+    rate = 2 * (size - 1) / size * trial.size_bytes / seconds
+    return f"{size} GPUs, all-reduce at {rate / 1e9:.1f} GB/s or more", ""
 
 
-def main() -> None:
+def main(trial: Trial = Trial()) -> None:
     from torch.distributed import FileStore
 
     folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     store = FileStore(f"{folder}/store", size)
     store.set_timeout(timedelta(seconds=START_SECONDS))
-    print(json.dumps(reduce_together(store, rank, size)), flush=True)
+    print(json.dumps(reduce_together(store, rank, size, trial)), flush=True)
     os._exit(0)  # without waiting for a group that hangs
 
 

@@ -268,26 +268,29 @@ def cut_links(hosts: Sequence[HostFacts], unreached: Sequence[Collection[int]]) 
     return links
 
 
-def measure(store: Store, name: str, hosts: Sequence[str], member: int, library: str = GLOO) -> Link:
-    """Measure all-reduces between `hosts`; this host has index `member`."""
+def measure(
+    store: Store, name: str, hosts: Sequence[str], member: int, library: str = GLOO, seconds: float = REDUCE_SECONDS
+) -> Link:
+    """Measure all-reduces between `hosts`, each within `seconds`; this host has index `member`."""
     from torch.distributed import PrefixStore
 
     found: list[Link] = []
     work = threading.Thread(
-        target=lambda: found.append(_measure(PrefixStore(name, store), list(hosts), member, library)), daemon=True
+        target=lambda: found.append(_measure(PrefixStore(name, store), list(hosts), member, library, seconds)),
+        daemon=True,
     )
     work.start()
-    work.join(2 * REDUCE_SECONDS)  # a GPU's backend may hang
+    work.join(2 * seconds)  # a GPU's backend may hang
     if found:
         return found[0]
-    return Link(list(hosts), error=f"no answer within {2 * REDUCE_SECONDS:.0f} s", library=library)
+    return Link(list(hosts), error=f"no answer within {2 * seconds:g} s", library=library)
 
 
-def _measure(store: Store, hosts: list[str], member: int, library: str) -> Link:
+def _measure(store: Store, hosts: list[str], member: int, library: str, seconds: float) -> Link:
     import torch
     from torch.distributed import ProcessGroupGloo
 
-    timeout = timedelta(seconds=REDUCE_SECONDS)
+    timeout = timedelta(seconds=seconds)
     device = torch.device("cpu") if library == GLOO else accelerator.current()
     large_bytes = LARGE_BYTES if library == GLOO else LARGE_DEVICE_BYTES
     try:
@@ -303,13 +306,13 @@ def _measure(store: Store, hosts: list[str], member: int, library: str) -> Link:
             accelerator.synchronize(device)
 
         latency = median(_times(lambda: reduce(small), SMALL_ROUNDS))
-        seconds = min(_times(lambda: reduce(large), LARGE_ROUNDS))
+        large_seconds = min(_times(lambda: reduce(large), LARGE_ROUNDS))
         if library != GLOO:
             group.shutdown()  # otherwise torch warns at the end
     except RuntimeError as error:
         return Link(hosts, error=first_line(error), library=library)
     sent_bits = 8 * large_bytes * 2 * (len(hosts) - 1) / len(hosts)
-    return Link(hosts, latency, sent_bits / seconds, library=library)
+    return Link(hosts, latency, sent_bits / large_seconds, library=library)
 
 
 def _times(work: Callable[[], object], rounds: int) -> list[float]:

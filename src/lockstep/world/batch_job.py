@@ -66,14 +66,14 @@ def answer_of(*words: str, seconds: float) -> tuple[int, str, str]:
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
-def ask_scheduler(*words: str) -> str:
+def ask_scheduler(*words: str, seconds: float = ASK_SECONDS) -> str:
     """Return what a scheduler's command prints; "" if it fails.
 
     Raises:
         ValueError: The program is missing, or does not answer in time.
     """
     try:
-        code, printed, _ = answer_of(*words, seconds=ASK_SECONDS)
+        code, printed, _ = answer_of(*words, seconds=seconds)
     except OSError as error:
         raise ValueError(f"`{' '.join(words)}`: {error.strerror}") from None
     return "" if code else printed.strip()

@@ -22,8 +22,6 @@ from lockstep.world.peer_loss import end_process, print_error
 if TYPE_CHECKING:
     import torch
 
-ABORT_SECONDS = 3.0  # the exit of a failed process is delayed for up to this time
-LONG_SECONDS = 10.0
 DEVICE_SECONDS = 20.0  # for the work of a few steps that is still enqueued
 
 
@@ -32,7 +30,13 @@ class GroupAbort:
 
     Args:
         device: The device of the groups.
+
+    Attributes:
+        seconds: How long a call waits for the end, which delays the exit of a failed process.
+        long_seconds: After this time, `finish` prints that it waits.
     """
+
+    seconds, long_seconds = 3.0, 10.0
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -41,7 +45,7 @@ class GroupAbort:
         self.has_begun = False
 
     def __call__(self) -> None:
-        """Start to abort, in any thread, unless another has; wait up to ABORT_SECONDS for the end."""
+        """Start to abort, in any thread, unless another has; wait a while for the end."""
         import torch.distributed as dist
 
         with self._lock:
@@ -51,7 +55,7 @@ class GroupAbort:
                 for group in list(dist.distributed_c10d._world.pg_names):
                     self._threads.append(threading.Thread(target=self._abort, args=[group], daemon=True))
                     self._threads[-1].start()
-        self._wait(ABORT_SECONDS)
+        self._wait(self.seconds)
 
     def _abort(self, group: Any) -> None:
         accelerator.use(self._device)  # a new thread's current device is 0, which another worker may use
@@ -81,8 +85,8 @@ class GroupAbort:
         Until then, the device and its memory are not free for the groups of another generation. If the device cannot be
         used any more, this process exits.
         """
-        if not self._wait(LONG_SECONDS):
-            say(f"lockstep: aborting the collectives takes longer than {LONG_SECONDS:g} s; this worker waits for that")
+        if not self._wait(long := self.long_seconds):
+            say(f"lockstep: aborting the collectives takes longer than {long:g} s; this worker waits for that")
             for thread in self._threads:
                 thread.join()
         exit_if_unusable(self._device)

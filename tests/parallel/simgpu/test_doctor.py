@@ -11,8 +11,7 @@ import torch.distributed as dist
 from commands import of_one_thread, run
 from simulated_gpu import run_on_gpus
 
-from lockstep.launch import gpus_doctor
-from lockstep.launch.gpus_doctor import reduce_together
+from lockstep.launch.gpus_doctor import Trial, reduce_together
 from lockstep.world.world import World
 
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
@@ -20,24 +19,25 @@ TESTS = Path(__file__).parents[2]
 
 DOCTOR = """
 import sys
+from functools import partial
 import simgpu
 simgpu.install(devices=2)
 from lockstep.cli import main
 from lockstep.launch import gpus_doctor
 from lockstep.world import accelerator
 accelerator.WITHOUT_DIRECT_ACCESS["simccl"] = accelerator.WITHOUT_DIRECT_ACCESS["nccl"]
-gpus_doctor.WORKER = ("worker.py",)
+gpus_doctor.try_gpus = partial(gpus_doctor.try_gpus, (sys.executable, "worker.py"))
 sys.exit(main(["doctor"]))
 """
 WORKER = """
 import os, simgpu
 simgpu.install(devices=2)
 from lockstep.launch import gpus_doctor
-gpus_doctor.REDUCED_BYTES, gpus_doctor.TRIAL_SECONDS = 4000, 0.1
+limit_seconds = gpus_doctor.LIMIT_SECONDS
 if os.environ.get("NCCL_P2P_DISABLE") != "1":
-    gpus_doctor.LIMIT_SECONDS = 2.0
+    limit_seconds = 2.0
     simgpu.delays(collective_us=600_000_000)
-gpus_doctor.main()
+gpus_doctor.main(gpus_doctor.Trial(4000, 0.1, limit_seconds))
 """
 
 
@@ -51,9 +51,8 @@ def test_gpus_that_hang_together_get_the_fix(tmp_path: Path) -> None:
 
 
 def _try(world: World, folder: Path) -> tuple[str, str]:
-    gpus_doctor.REDUCED_BYTES, gpus_doctor.TRIAL_SECONDS = 4000, 0.1
     store = dist.FileStore(str(folder / "store"), world.size)
-    return reduce_together(store, world.rank, world.size)
+    return reduce_together(store, world.rank, world.size, Trial(4000, 0.1))
 
 
 def test_trial_of_good_gpus_reports_their_rate(tmp_path: Path) -> None:

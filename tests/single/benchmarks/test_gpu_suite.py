@@ -33,12 +33,11 @@ def test_part_ends_after_nine_minutes_or_before_later_parts(whole: float, reserv
     assert 0.9 * most < tested.left() <= most
 
 
-def test_step_ends_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_ends_within_its_time() -> None:
     """A step that ignores SIGTERM is killed; the wait for that is part of its time."""
-    monkeypatch.setattr(suite, "STOP_SECONDS", 0.5)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inherited
     try:
-        assert suite.run_until(["sleep", "1000"], 0.6) == (-signal.SIGKILL, True)
+        assert suite.run_until(["sleep", "1000"], 0.6, stop_seconds=0.5) == (-signal.SIGKILL, True)
     finally:
         signal.signal(signal.SIGTERM, before)
 

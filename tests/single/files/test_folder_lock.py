@@ -18,19 +18,17 @@ import pytest
 
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.files import folder_lock
-from lockstep.files.folder_lock import LOCK_FILE, FolderLock, Owner, hold_folder, holding
+from lockstep.files.folder_lock import LOCK_FILE, FolderLock, LockTimes, Owner, hold_folder, holding
 
 ELSEWHERE = "another boot pid:[1]"
 
 
-@pytest.fixture
-def _believes_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The age of a lock counts at once, without watching it for some beats first."""
-    monkeypatch.setattr(folder_lock, "WATCH_SECONDS", 0.0)
+USUAL = LockTimes()
+BELIEVES_CLOCKS = LockTimes(watch=0.0)  # the age of a lock counts at once
 
 
-def _hold(folder: Path, owner: Owner) -> FolderLock:
-    return hold_folder(folder, owner, "choose another")
+def _hold(folder: Path, owner: Owner, times: LockTimes = USUAL) -> FolderLock:
+    return hold_folder(folder, owner, "choose another", times)
 
 
 def _leave(folder: Path, owner: Owner, touched_seconds_ago: float = 0.0) -> Path:
@@ -107,10 +105,9 @@ def test_another_process_with_the_same_number_is_not_the_holder(tmp_path: Path) 
     _hold(tmp_path, Owner("lockstep train")).close()
 
 
-@pytest.mark.usefixtures("_believes_clocks")
 def test_a_silent_holder_on_another_host_counts_as_dead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _leave(tmp_path, _elsewhere(), touched_seconds_ago=90)
-    _hold(tmp_path, Owner("lockstep train")).close()
+    _hold(tmp_path, Owner("lockstep train"), BELIEVES_CLOCKS).close()
     (line,) = capsys.readouterr().err.splitlines()
     assert "which was silent for" in line
 
@@ -125,23 +122,18 @@ def test_a_holder_elsewhere_that_gives_a_sign_keeps_the_folder(
 
 
 @pytest.mark.parametrize("touched_seconds_ago", [0.0, -7200.0, 7200.0])
-def test_silence_is_waited_for_whatever_the_clocks_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, touched_seconds_ago: float
-) -> None:
-    monkeypatch.setattr(folder_lock, "SILENT_SECONDS", 0.3)
-    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
+def test_silence_is_waited_for_whatever_the_clocks_say(tmp_path: Path, touched_seconds_ago: float) -> None:
     started = time.monotonic()
     _leave(tmp_path, _elsewhere(), touched_seconds_ago)
-    _hold(tmp_path, Owner("lockstep train")).close()
+    _hold(tmp_path, Owner("lockstep train"), LockTimes(silent=0.3, poll=0.01)).close()
     assert time.monotonic() - started > 0.3
 
 
-@pytest.mark.usefixtures("_believes_clocks")
 @pytest.mark.parametrize("content", ["", "{}", "[" * 60_000, '{"pid": 1e999}', '{"since": %s}' % ("9" * 400), "\0"])
 def test_a_damaged_lock_counts_by_its_silence_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_FILE).write_text(content)
     os.utime(tmp_path / LOCK_FILE, (1, 1))
-    _hold(tmp_path, Owner("lockstep train")).close()
+    _hold(tmp_path, Owner("lockstep train"), BELIEVES_CLOCKS).close()
 
 
 def test_a_hostile_lock_steers_no_terminal(tmp_path: Path) -> None:
@@ -172,9 +164,9 @@ def test_a_restart_or_requeue_goes_on_at_once(tmp_path: Path, number: int, follo
                 _hold(tmp_path, own)
 
 
-@pytest.mark.usefixtures("_believes_clocks")
-def test_of_many_that_take_over_one_wins(tmp_path: Path) -> None:
-    for number in range(50):
+@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_of_many_that_take_over_one_wins(tmp_path: Path, rounds: int) -> None:
+    for number in range(rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
         _leave(folder, _elsewhere(), touched_seconds_ago=90)
@@ -183,7 +175,7 @@ def test_of_many_that_take_over_one_wins(tmp_path: Path) -> None:
         def contend(folder: Path, together: threading.Barrier) -> FolderLock | None:
             together.wait()
             with suppress(ConfigError):
-                return _hold(folder, Owner("lockstep train"))
+                return _hold(folder, Owner("lockstep train"), BELIEVES_CLOCKS)
             return None
 
         with ThreadPoolExecutor(8) as pool:
@@ -196,7 +188,7 @@ def test_of_many_that_take_over_one_wins(tmp_path: Path) -> None:
 
 def test_a_lock_that_another_process_took_over_is_left_alone(tmp_path: Path) -> None:
     path = _leave(tmp_path, Owner("the winner"))
-    assert not folder_lock._take_over(path, b"what the winner has replaced", Owner("late"))
+    assert not folder_lock._take_over(path, b"what the winner has replaced", Owner("late"), USUAL)
     assert [each.name for each in tmp_path.iterdir()] == [LOCK_FILE]
 
 
@@ -222,22 +214,20 @@ def test_a_holder_that_lost_the_folder_removes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_check_reads_the_lock_if_the_heartbeat_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = _hold(tmp_path, Owner("lockstep train"))
+    lock, now = _hold(tmp_path, Owner("lockstep train"), LockTimes(beat=1000.0)), time.monotonic
     _leave(tmp_path, _elsewhere())
-    monkeypatch.setattr(folder_lock, "BEAT_SECONDS", 1000.0)
     lock.check()  # confirmed not long ago
-    monkeypatch.setattr(folder_lock, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 2001.0)
     with pytest.raises(LockstepError, match="now held"):
         lock.check()
     lock.close()
 
 
-@pytest.mark.usefixtures("_believes_clocks")
 def test_a_successor_leaves_a_mark_for_the_suspended_holder(tmp_path: Path) -> None:
     first = _hold(tmp_path, _elsewhere())
     os.utime(tmp_path / LOCK_FILE, (1, 1))
     for _ in range(2):
-        _hold(tmp_path, Owner("lockstep train")).close()
+        _hold(tmp_path, Owner("lockstep train"), BELIEVES_CLOCKS).close()
         with pytest.raises(LockstepError, match="now held by lockstep train"):
             first.confirm()
     first.close()
@@ -252,9 +242,8 @@ def test_a_lock_that_was_removed_comes_back(tmp_path: Path) -> None:
     lock.close()
 
 
-def test_a_holder_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "BEAT_SECONDS", 0.01)
-    lock = _hold(tmp_path, Owner("lockstep train"))
+def test_a_holder_gives_signs(tmp_path: Path) -> None:
+    lock = _hold(tmp_path, Owner("lockstep train"), LockTimes(beat=0.01))
     os.utime(tmp_path / LOCK_FILE, (1, 1))
     while (tmp_path / LOCK_FILE).stat().st_mtime < 2:
         time.sleep(0.01)

@@ -10,7 +10,6 @@ import pytest
 from disks import largest_file
 
 from lockstep.errors import LockstepError
-from lockstep.files import resilient_file
 from lockstep.files.atomic import replacing
 from lockstep.files.resilient_file import ResilientFile
 
@@ -35,10 +34,10 @@ def test_each_line_is_there_once_when_there_is_room_again(tmp_path: Path) -> Non
     ]
 
 
-def test_what_is_too_much_to_keep_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resilient_file, "MAX_BYTES", 20)
+def test_what_is_too_much_to_keep_is_counted(tmp_path: Path) -> None:
     told: list[str] = []
     file = ResilientFile(tmp_path / "lines", told.append)
+    file.max_bytes = 20
     with largest_file(0):
         for number in range(5):
             file.write(f"line {number}")

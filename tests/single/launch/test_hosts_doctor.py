@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -32,7 +33,6 @@ from lockstep.launch.hosts_doctor import (
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.site_profiles import Site
 from lockstep.launch.staging.stage_options import StageOptions
-from lockstep.world import accelerator
 
 A = HostFacts("a", {"Lockstep": "1", "Python": "3.11.7", "torch": "2.15"}, [], "eth0", "10.0.0.1", [], [])
 B = replace(A, host="b", address="10.0.0.2")
@@ -106,7 +106,7 @@ def test_rates_are_in_the_units_of_networks() -> None:
     assert rate(25e9) == "25.0 Gbit/s"
 
 
-def test_the_link_is_measured_by_the_gpus_own_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_link_is_measured_by_the_gpus_own_library(accelerators: Callable[..., None]) -> None:
     """Between two members, with Gloo in the library's place and the CPU in the GPU's."""
     asked, store = [], HashStore()
 
@@ -114,8 +114,7 @@ def test_the_link_is_measured_by_the_gpus_own_library(monkeypatch: pytest.Monkey
         asked.append(device)
         return ProcessGroupGloo(store, rank, size, timeout)
 
-    monkeypatch.setattr(accelerator, "group", group)
-    monkeypatch.setattr(hosts_doctor, "LARGE_DEVICE_BYTES", 1 << 20)
+    accelerators(group=group, kind=None)
     with ThreadPoolExecutor(2) as pool:
         links = list(pool.map(lambda member: measure(store, "x", ["a", "b"], member, "xccl"), range(2)))
     assert asked == [torch.device("cpu")] * 2
@@ -124,10 +123,16 @@ def test_the_link_is_measured_by_the_gpus_own_library(monkeypatch: pytest.Monkey
         assert link.bits_per_second > 0
 
 
-def test_a_library_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts_doctor, "REDUCE_SECONDS", 0.05)
-    monkeypatch.setattr(hosts_doctor, "_measure", lambda *_: threading.Event().wait(5))
-    assert "no answer within" in measure(HashStore(), "x", ["a", "b"], 0, "nccl").error
+def test_a_library_that_never_answers(accelerators: Callable[..., None]) -> None:
+    ended = threading.Event()
+
+    def hang(*_: Any) -> None:
+        ended.wait()
+        raise RuntimeError("aborted")
+
+    accelerators(group=hang, kind=None)
+    assert measure(HashStore(), "x", ["a", "b"], 0, "nccl", seconds=0.05).error == "no answer within 0.1 s"
+    ended.set()
 
 
 def test_each_library_has_its_own_fastest_link() -> None:

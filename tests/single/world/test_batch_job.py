@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import flux
@@ -15,10 +14,10 @@ import pytest
 
 from lockstep.config.values import TimeLeft
 from lockstep.files.folder_lock import Owner
-from lockstep.world import batch_job
 from lockstep.world.batch_job import (
     RESOURCES,
     age_of,
+    ask_scheduler,
     describe_batch_job,
     describe_requests,
     series_of,
@@ -27,32 +26,48 @@ from lockstep.world.batch_job import (
 from lockstep.world.launcher_environment import RankInfo
 
 
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that prints the variable SQUEUE if it is asked for what is left of job 7."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = tmp_path / "squeue"
+    program.write_text('#!/bin/sh\n[ "$*" = "--noheader --jobs=7 --format=%L" ] && echo "$SQUEUE"\n')
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.usefixtures("squeue")
 @pytest.mark.parametrize(
-    ("environment", "squeue", "expected"),
+    ("environment", "printed", "expected"),
     [
         ({}, "", None),
-        ({"SLURM_JOB_END_TIME": "5000"}, "", None),  # of no job
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "5000"}, "", TimeLeft(4000, "SLURM_JOB_END_TIME")),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "900"}, "", None),  # left over from a job that has ended
+        ({"SLURM_JOB_END_TIME": "+4000"}, "", None),  # of no job
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "+4000"}, "1:00", TimeLeft(4000, "SLURM_JOB_END_TIME")),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "-100"}, "", None),  # left over from a job that has ended
         ({"SLURM_JOB_ID": "7"}, "2-01:00:05", TimeLeft(176405, "squeue of job 7")),
         ({"SLURM_JOB_ID": "7"}, "4:59", TimeLeft(299, "squeue of job 7")),
         *(({"SLURM_JOB_ID": "7"}, word, None) for word in ("UNLIMITED", "INVALID", "")),
-        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "3600"}, "", TimeLeft(3500, "PBS_WALLTIME")),
-        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "90"}, "", None),
+        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "900000"}, "", TimeLeft(900000, "PBS_WALLTIME")),
+        ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "0"}, "", None),
         ({"PBS_JOBID": "7.server", "PBS_WALLTIME": "96:00:00"}, "", None),  # a script's own variable
         ({"PBS_JOBID": "7.server"}, "", None),
     ],
 )
 def test_what_is_left_of_a_job(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], squeue: str, expected: TimeLeft | None
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], printed: str, expected: TimeLeft | None
 ) -> None:
-    asked = []
-    monkeypatch.setattr(batch_job, "time", SimpleNamespace(time=lambda: 1000.0))
-    monkeypatch.setattr(batch_job, "ask_scheduler", lambda *words: asked.append(words) or squeue)
-    monkeypatch.setattr(batch_job, "job_age", lambda _: 100.0)
-    assert time_left(environment) == expected
-    command = ("squeue", "--noheader", "--jobs=7", "--format=%L")
-    assert asked == ([command] if environment == {"SLURM_JOB_ID": "7"} else [])
+    monkeypatch.setenv("SQUEUE", printed)
+    monkeypatch.setenv("PBS_JOBID", "7.server")  # whose first process is this one
+    end = environment.get("SLURM_JOB_END_TIME")
+    found = time_left({**environment, "SLURM_JOB_END_TIME": str(int(time.time()) + int(end))} if end else environment)
+    if expected and expected.source == "PBS_WALLTIME":
+        expected = TimeLeft(expected.seconds - age_of(os.getpid()), expected.source)
+    if expected is None:
+        assert found is None
+    else:
+        assert found
+        assert found.source == expected.source
+        assert found.seconds == pytest.approx(expected.seconds, abs=60)
 
 
 def test_flux_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,15 +79,12 @@ def test_flux_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert time_left({"FLUX_URI": "local:///x"}) is None
 
 
-def test_squeue_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert time_left({"SLURM_JOB_ID": "7"}) is None  # there is none
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    (tmp_path / "squeue").chmod(0o755)
-    monkeypatch.setattr("lockstep.world.batch_job.ASK_SECONDS", 0.2)
-    start = time.monotonic()
+def test_squeue_that_does_not_answer_is_not_waited_for(squeue: Path) -> None:
+    squeue.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    with pytest.raises(ValueError, match=r"`squeue`: no answer within 0\.2 seconds"):
+        ask_scheduler("squeue", seconds=0.2)
+    squeue.unlink()
     assert time_left({"SLURM_JOB_ID": "7"}) is None
-    assert time.monotonic() - start < 50
 
 
 @pytest.mark.cold

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import Lines
 
-from lockstep.world import group_abort
 from lockstep.world.group_abort import GroupAbort
 from lockstep.world.world import disconnect
 
@@ -30,9 +31,7 @@ class SlowGroup:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowGroup]:
-    monkeypatch.setattr(group_abort, "ABORT_SECONDS", 0.01)
-    monkeypatch.setattr(group_abort, "LONG_SECONDS", 0.01)
+def slow() -> Iterator[SlowGroup]:
     _connect()
     group = SlowGroup()
     REGISTRY.pg_names[group] = "slow"  # type: ignore[index]
@@ -47,6 +46,7 @@ def _connect() -> None:
 
 def _begun(slow: SlowGroup) -> GroupAbort:
     abort = GroupAbort(torch.device("cpu"))
+    abort.seconds = abort.long_seconds = 0.01
     abort()
     assert slow.begun.is_set()
     return abort
@@ -74,16 +74,17 @@ def test_groups_stay_registered_while_an_abort_runs(slow: SlowGroup) -> None:
     assert not dist.is_initialized()
 
 
-def test_a_worker_that_waits_for_an_abort_says_so(slow: SlowGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = list[str]()
-
-    def say(text: str) -> None:
-        printed.append(text)
+def test_a_worker_that_waits_for_an_abort_says_so(slow: SlowGroup) -> None:
+    def release() -> None:
+        lines.wait_for("lockstep: aborting the collectives takes longer than 0.01 s")
         slow.released.set()
 
-    monkeypatch.setattr(group_abort, "say", say)
-    _begun(slow).finish()
-    assert [text.partition(" longer")[0] for text in printed] == ["lockstep: aborting the collectives takes"]
+    reading = threading.Thread(target=release)
+    with redirect_stderr(Lines()) as lines:
+        reading.start()
+        _begun(slow).finish()
+        reading.join()
+    assert slow.has_ended.is_set()
 
 
 def test_an_abort_happens_once_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

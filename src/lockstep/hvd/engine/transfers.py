@@ -357,8 +357,8 @@ class SetConnections:
             self._stream.synchronize()
             group.shutdown()  # otherwise torch warns and aborts, which can lose the last bytes sent to a peer
 
-    def abort(self) -> None:
-        """Cancel the work in progress after a failure. Wait up to ABORT_SECONDS for it to stop; results are partial."""
+    def abort(self, seconds: float = ABORT_SECONDS) -> None:
+        """Cancel the work in progress after a failure. Wait up to `seconds` for it to stop; results are partial."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -371,7 +371,7 @@ class SetConnections:
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        thread.join(ABORT_SECONDS)
+        thread.join(seconds)
 
 
 def staging_reason(store: dist.Store, rank: int, size: int, device: str) -> str | None:

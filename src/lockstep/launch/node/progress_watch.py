@@ -76,12 +76,14 @@ class ProgressWatch:
                 self._is_reported = False
                 await self._send(NoProgress(0.0))
 
-    async def follow_exits(self, watched: WorkerWatch, staying: StayingWorkers) -> None:
+    async def follow_exits(
+        self, watched: WorkerWatch, staying: StayingWorkers, tick_seconds: float = TICK_SECONDS
+    ) -> None:
         """Send which workers have left, and whether others cannot continue without them, until cancelled."""
         ticks = 0  # for how many of them all have been joining
         try:
             while True:
-                await asyncio.sleep(TICK_SECONDS)
+                await asyncio.sleep(tick_seconds)
                 running = {rank for rank, (_, code) in watched.processes.items() if code is None}
                 joining = {
                     board.rank

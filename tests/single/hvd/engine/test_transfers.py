@@ -14,10 +14,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from lockstep.hvd.engine import transfers
 from lockstep.hvd.engine.settings import NO_TIMEOUT
 from lockstep.hvd.engine.transfers import SetConnections, staging_reason
-from lockstep.world import accelerator
 
 
 def _asked_by_the_last(gpus: Sequence[str]) -> str | None:
@@ -48,14 +46,23 @@ def test_workers_share_a_gpu_with_nccl_if_allowed(monkeypatch: pytest.MonkeyPatc
     assert _asked_by_the_last(["GPU-a", "GPU-a"]) is None
 
 
-def test_an_abort_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "use", lambda device: None)
-    monkeypatch.setattr(transfers, "ABORT_SECONDS", 0.05)
-    one = SetConnections(None, HashStore(), [0], 0)
+def _connected(accelerators: Callable[..., None], group: Any = None, stream: Any = None) -> SetConnections:
+    """The first of two workers after its first operation on a GPU, with this group and stream."""
+    accelerators(
+        card="GPU-a", has_collectives=True, new_stream=lambda *_, **__: stream, on=nullcontext, use=None, group=group
+    )
+    store = HashStore()
+    store.set("exchanged/1", json.dumps("another GPU-a"))
+    connections = SetConnections(object(), store, [0, 1], 0)
+    with connections.on(torch.device("cuda", 3)):
+        return connections
+
+
+def test_an_abort_that_hangs_is_left_behind(accelerators: Callable[..., None]) -> None:
     released, ended = threading.Event(), threading.Event()
-    one._group = SimpleNamespace(abort=released.wait)
-    one._stream = SimpleNamespace(synchronize=ended.set)
-    one.abort()
+    stream = SimpleNamespace(synchronize=ended.set)
+    connections = _connected(accelerators, SimpleNamespace(abort=released.wait), stream)
+    connections.abort(seconds=0.05)
     assert not ended.is_set()
     released.set()
     assert ended.wait(60)
@@ -66,29 +73,20 @@ def _broken() -> bool:
 
 
 @pytest.mark.parametrize(("query", "stuck"), [(lambda: True, False), (lambda: False, True), (_broken, True)])
-def test_a_device_that_does_not_end_its_work_is_stuck(query: Callable[[], bool], stuck: bool) -> None:
-    one = SetConnections(None, HashStore(), [0], 0)
-    assert not one.is_stuck(0.0)
-    one._group, one._stream = object(), SimpleNamespace(query=query)
-    assert one.is_stuck(0.05) is stuck
+def test_a_device_that_does_not_end_its_work_is_stuck(
+    query: Callable[[], bool], stuck: bool, accelerators: Callable[..., None]
+) -> None:
+    assert not SetConnections(None, HashStore(), [0], 0).is_stuck(0.0)
+    assert _connected(accelerators, "group", SimpleNamespace(query=query)).is_stuck(0.05) is stuck
 
 
-def test_nccl_group_is_created_once_and_has_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_group_is_created_once_and_has_no_timeout(accelerators: Callable[..., None]) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(accelerator, "card", lambda device: "GPU-a")
-    monkeypatch.setattr(accelerator, "has_collectives", lambda kind: True)
-    monkeypatch.setattr(accelerator, "new_stream", lambda device, urgent: None)
-    monkeypatch.setattr(accelerator, "on", nullcontext)
-    monkeypatch.setattr(accelerator, "use", lambda device: called.append(device))
-    monkeypatch.setattr(accelerator, "group", lambda *arguments: called.append(arguments))
-    store = HashStore()
-    store.set("exchanged/1", json.dumps("another GPU-a"))
-    one = SetConnections(object(), store, [0, 1], 0)
+    connections = _connected(accelerators, group=lambda *arguments: called.append(arguments))
     device = torch.device("cuda", 3)
-    for _ in range(2):
-        with one.on(device):
-            pass
-    first, (_, *arguments) = called
-    assert first == device
+    accelerators(use=called.append)
+    with connections.on(device):
+        pass
+    ((store, *arguments),) = called
     assert arguments == [0, 2, device, NO_TIMEOUT]
     assert json.loads(store.get("exchanged/0")) == f"{socket.gethostname()} GPU-a"  # which another host may have, too

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,13 @@ class Host:
         self.own = self.tree = Activity(0.0, 0)
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
-        monkeypatch.setattr(idle_clock, "activity", lambda pid, descendants=True: self._activity(descendants))
-        monkeypatch.setattr(progress_watch, "inspect_worker", lambda board: STATE)
+        self.inspect: Callable[[BoardReader], WorkerState] = lambda board: STATE
+        invented: list[tuple[Any, str, Any]] = [
+            (idle_clock, "activity", lambda pid, descendants=True: self._activity(descendants)),
+            (progress_watch, "inspect_worker", lambda board: self.inspect(board)),
+        ]
+        for module, name, function in invented:
+            monkeypatch.setattr(module, name, function)
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
@@ -82,11 +88,12 @@ def test_worker_that_publishes_nothing_is_watched_at_first(host: Host) -> None:
         (1, 1, 0),
     ]
     host.board.set_flag(TORCH_GROUP)
-    assert [board.rank for board in host.watch._workers(host.processes)] == [0]
+    del host.sent[:]
+    host.watched(ticks=100)
+    assert [[state.rank for state in message.workers] for message in host.sent] == [[], [0]]  # type: ignore[union-attr]
 
 
-def test_exits_are_sent_and_that_all_others_join(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_watch, "TICK_SECONDS", 0.01)
+def test_exits_are_sent_and_that_all_others_join(host: Host) -> None:
     staying = SimpleNamespace(has_lost_peer=False)
 
     async def follow() -> None:
@@ -95,7 +102,7 @@ def test_exits_are_sent_and_that_all_others_join(host: Host, monkeypatch: pytest
                 await asyncio.sleep(0)
             return host.sent.pop()
 
-        following = asyncio.create_task(host.watch.follow_exits(host, staying))  # type: ignore[arg-type]
+        following = asyncio.create_task(host.watch.follow_exits(host, staying, 0.01))  # type: ignore[arg-type]
         host.processes |= {1: (1, 0), 2: (1, None)}
         host.finished = (1,)
         host.board.set_flag(JOINING)
@@ -191,7 +198,7 @@ def test_a_worker_in_a_collective_may_spin(host: Host) -> None:
     assert isinstance(host.sent[0], NoProgress)
 
 
-def test_what_an_inspection_causes_is_not_progress(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_inspection_causes_is_not_progress(host: Host) -> None:
     """The worker's thread publishes an old sample, and the dump of its stack is written, because of the signal."""
 
     def disturb(board: BoardReader) -> WorkerState:
@@ -199,7 +206,7 @@ def test_what_an_inspection_causes_is_not_progress(host: Host, monkeypatch: pyte
         host.board.set_sample(9, 9, host.line)
         return replace(STATE, pid=os.getpid(), has_answered=False)
 
-    monkeypatch.setattr(progress_watch, "inspect_worker", disturb)
+    host.inspect = disturb
     host.board.set_flag(HVD | ANSWERS)
 
     async def inspect_and_wait() -> None:
@@ -221,11 +228,11 @@ def test_what_an_inspection_causes_is_not_progress(host: Host, monkeypatch: pyte
     assert host.sent[1] == NoProgress(0.0)
 
 
-def test_an_inspection_that_fails_says_why(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inspection_that_fails_says_why(host: Host) -> None:
     def fail(board: BoardReader) -> WorkerState:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(progress_watch, "inspect_worker", fail)
+    host.inspect = fail
     host.board.set_flag(HVD)
     assert asyncio.run(host.watch.inspect({0: (os.getpid(), None)})) == Inspected((), "MemoryError: no memory")
 
