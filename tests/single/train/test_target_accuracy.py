@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from separable import linear_net, separable
+from separable import fit_separable
 
 from lockstep.files.jsonl import read_records
-from lockstep.train import Result, fit
 
-SETTINGS: dict[str, Any] = {"batch_size": 16, "lr": 0.00625, "loader_workers": 0, "track": ()}
-
-
-def _train(**settings: Any) -> Result:
-    return fit(linear_net(), separable(160, 1, 0.5), separable(64, 2, 0.5), **{**SETTINGS, **settings})
+_train = partial(fit_separable, train=160, val=64, contrast=0.5, lr=0.00625)
 
 
 def _records(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -23,7 +19,7 @@ def _records(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_training_ends_with_the_evaluation_that_reaches_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = _train(epochs=50, desired_acc=0.9, checkpoint_epochs=0, run_dir=tmp_path)
+    result = _train(tmp_path, epochs=50, desired_acc=0.9, checkpoint_epochs=0)
     evaluations = [record for record in _records(tmp_path, "epoch") if record["split"] == "val"]
     assert [record["top1"] >= 0.9 for record in evaluations] == [False] * (len(evaluations) - 1) + [True]
     epochs = len(evaluations)
@@ -45,17 +41,17 @@ def test_training_ends_with_the_evaluation_that_reaches_it(tmp_path: Path, capsy
 def test_a_run_that_has_reached_it_does_not_go_on_when_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = _train(epochs=50, desired_acc=0.9, run_dir=tmp_path)
-    again = _train(epochs=50, desired_acc=0.9, run_dir=tmp_path, resume="auto")
+    first = _train(tmp_path, epochs=50, desired_acc=0.9)
+    again = _train(tmp_path, epochs=50, desired_acc=0.9, resume="auto")
     assert (again.steps, again.top1, again.loss) == (first.steps, first.top1, first.loss)
     assert len(_records(tmp_path, "desired")) == 1
     assert "desired accuracy 90.00 % reached: top-1" in capsys.readouterr().out.splitlines()[-1]
-    further = _train(epochs=50, desired_acc=0.99, run_dir=tmp_path, resume="auto")
+    further = _train(tmp_path, epochs=50, desired_acc=0.99, resume="auto")
     assert further.steps > first.steps
 
 
 def test_unreached_target_is_reported_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = _train(epochs=2, desired_acc=1.0, run_dir=tmp_path)
+    result = _train(tmp_path, epochs=2, desired_acc=1.0)
     assert result.steps == 20
     assert not _records(tmp_path, "desired")
     last = capsys.readouterr().out.splitlines()[-1]
@@ -63,7 +59,7 @@ def test_unreached_target_is_reported_at_the_end(tmp_path: Path, capsys: pytest.
 
 
 def test_the_moving_average_is_what_counts_where_there_is_one(tmp_path: Path) -> None:
-    plain = _train(epochs=50, desired_acc=0.9, run_dir=tmp_path / "plain")
-    slow = _train(epochs=50, desired_acc=0.9, ema_decay=0.98, run_dir=tmp_path / "average")
+    plain = _train(tmp_path / "plain", epochs=50, desired_acc=0.9)
+    slow = _train(tmp_path / "average", epochs=50, desired_acc=0.9, ema_decay=0.98)
     assert slow.top1 >= 0.9
     assert slow.steps > plain.steps  # the average lags behind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from runs import final_weights, weights_of
-from separable import linear_net, separable
+from separable import fit_separable, linear_net, separable
 from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, RMSprop
 from torch.optim.lr_scheduler import (
@@ -25,15 +25,10 @@ from torch.optim.lr_scheduler import (
 from worker_group import run_in_workers
 
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.train import Callback, Result, TrainingState, fit
+from lockstep.train import Callback, TrainingState, fit
 from lockstep.world.world import World
 
 STEPS = 4  # an epoch
-
-
-def _fit(path: Path, model: nn.Module | None = None, **settings: Any) -> Result:
-    common: dict[str, Any] = {"epochs": 3, "batch_size": 16, "loader_workers": 0, "track": (), "run_dir": path}
-    return fit(model or linear_net(), separable(64, 1), separable(32, 2), **{**common, **settings})
 
 
 class Rates(Callback):
@@ -51,7 +46,7 @@ class Rates(Callback):
 
 def _rates(path: Path, **settings: Any) -> list[float]:
     rates = Rates()
-    _fit(path, callbacks=[rates], **settings)
+    fit_separable(path, callbacks=[rates], **settings)
     return rates.seen
 
 
@@ -74,7 +69,7 @@ def test_it_takes_the_steps_of_a_manual_loop(tmp_path: Path, form: str) -> None:
     else:
         given = partial(RMSprop, lr=0.01, momentum=0.5)
         given = given if form == "class" else lambda parameters: RMSprop(parameters, lr=0.01, momentum=0.5)
-    _fit(tmp_path, model, optimizer=given)
+    fit_separable(tmp_path, model, optimizer=given)
     _by_hand(own, RMSprop(own.parameters(), lr=0.01, momentum=0.5), 3 * STEPS)
     for mine, theirs in zip(model.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -85,7 +80,7 @@ def test_an_optimizer_trains_in_every_precision_and_resumes(tmp_path: Path, prec
     def run(name: str, **settings: Any) -> None:
         model = linear_net()
         optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-        result = _fit(tmp_path / name, model, optimizer=optimizer, precision=precision, **settings)
+        result = fit_separable(tmp_path / name, model, optimizer=optimizer, precision=precision, **settings)
         assert result.history.train["loss"][-1] < 0.7 * result.history.train["loss"][0]
 
     run("whole")
@@ -100,7 +95,7 @@ def test_groups_keep_their_rates_and_earlier_state(tmp_path: Path) -> None:
     optimizer = SGD([{"params": [linear.weight], "lr": 0.1}, {"params": [linear.bias], "lr": 0.0}], momentum=0.9)
     _by_hand(model, optimizer, STEPS)
     before, momentum = linear.bias.clone(), optimizer.state[linear.weight]["momentum_buffer"].clone()
-    _fit(tmp_path, model, optimizer=optimizer, precision="O2", max_steps=1)
+    fit_separable(tmp_path, model, optimizer=optimizer, precision="O2", max_steps=1)
     weights = weights_of(tmp_path)
     assert torch.equal(weights["1.bias"], before)
     assert not torch.equal(weights["1.weight"], linear.weight)
@@ -151,19 +146,19 @@ def test_plateaus_go_by_the_validation_loss_also_after_a_resume(tmp_path: Path) 
 
     assert _rates(tmp_path / "run", max_steps=9, **settings()) == [1e-9] * 8 + [5e-10]
     elsewhere = Rates()
-    result = _fit(tmp_path / "other", resume=tmp_path / "run", callbacks=[elsewhere], **settings())
+    result = fit_separable(tmp_path / "other", resume=tmp_path / "run", callbacks=[elsewhere], **settings())
     assert elsewhere.seen == [5e-10] * 3
     assert result.history.val["epoch"].tolist() == [1, 2, 3]
-    again = _fit(tmp_path / "other", resume="auto", **settings())
+    again = fit_separable(tmp_path / "other", resume="auto", **settings())
     assert again.history.val["epoch"].tolist() == [1, 2, 3]
     assert _rates(tmp_path / "run", resume="auto", **settings()) == [5e-10] * 3
 
 
 def test_plateau_schedule_reports_missing_earlier_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"optimizer": partial(SGD, lr=0.1), "scheduler": ReduceLROnPlateau}
-    _fit(tmp_path, max_steps=4, **settings)
+    fit_separable(tmp_path, max_steps=4, **settings)
     (tmp_path / "metrics.jsonl").unlink()
-    _fit(tmp_path, resume="auto", **settings)
+    fit_separable(tmp_path, resume="auto", **settings)
     assert (
         "ReduceLROnPlateau continues without the validation loss of epoch 1: not in the records"
         in capsys.readouterr().out
@@ -200,7 +195,7 @@ def test_a_rate_that_a_callback_sets_goes_on_after_a_resume(tmp_path: Path) -> N
             if run.step == 3:
                 run.optimizer.param_groups[0]["lr"] = 0.01
 
-    _fit(tmp_path, optimizer=partial(SGD, lr=0.1), callbacks=[Lower()], max_steps=4)
+    fit_separable(tmp_path, optimizer=partial(SGD, lr=0.1), callbacks=[Lower()], max_steps=4)
     assert _rates(tmp_path, optimizer=partial(SGD, lr=0.1), resume="auto") == [0.01] * 8
 
 
@@ -246,9 +241,9 @@ def test_function_builds_every_share_of_a_sharded_optimizer(tmp_path: Path) -> N
 
 
 def test_a_run_with_another_optimizer_does_not_go_on(tmp_path: Path) -> None:
-    _fit(tmp_path, optimizer=partial(SGD, lr=0.1), max_steps=4)
+    fit_separable(tmp_path, optimizer=partial(SGD, lr=0.1), max_steps=4)
     with pytest.raises(CheckpointError, match="--optimizer SGD, not AdamW"):
-        _fit(tmp_path, optimizer=partial(AdamW, lr=0.1), resume="auto")
+        fit_separable(tmp_path, optimizer=partial(AdamW, lr=0.1), resume="auto")
 
 
 def _foreign() -> Any:
@@ -275,7 +270,7 @@ def _foreign() -> Any:
 )
 def test_what_cannot_be_is_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _fit(tmp_path, **settings)
+        fit_separable(tmp_path, **settings)
 
 
 class Nested(SGD):
@@ -292,9 +287,9 @@ class Nested(SGD):
 
 def test_lists_of_tensors_in_the_state_go_on_after_a_resume(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"optimizer": partial(Nested, lr=0.1)}
-    _fit(tmp_path / "whole", **settings)
-    _fit(tmp_path / "parts", max_steps=6, **settings)
-    _fit(tmp_path / "parts", resume="auto", **settings)
+    fit_separable(tmp_path / "whole", **settings)
+    fit_separable(tmp_path / "parts", max_steps=6, **settings)
+    fit_separable(tmp_path / "parts", resume="auto", **settings)
     assert final_weights(tmp_path / "parts") == final_weights(tmp_path / "whole")
 
 
@@ -314,10 +309,10 @@ class SetInMapping(SGD):
 )
 def test_what_no_checkpoint_can_hold_is_named_at_the_first_one(tmp_path: Path, kind: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _fit(tmp_path, optimizer=partial(kind, lr=0.1))
+        fit_separable(tmp_path, optimizer=partial(kind, lr=0.1))
 
 
 def test_an_object_cannot_be_sharded(tmp_path: Path) -> None:
     model = linear_net()
     with pytest.raises(ConfigError, match="shard_optimizer=True needs optimizer= as a function"):
-        _fit(tmp_path, model, optimizer=SGD(model.parameters(), lr=0.1), shard_optimizer=True, strategy="ddp")
+        fit_separable(tmp_path, model, optimizer=SGD(model.parameters(), lr=0.1), shard_optimizer=True, strategy="ddp")
