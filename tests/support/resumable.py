@@ -23,6 +23,7 @@ from lockstep.train.callbacks import Callback, TrainingState
 from lockstep.train.custom import CustomParts
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
+from lockstep.world.generations import HostsChangedError
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -39,8 +40,8 @@ class KilledError(Exception):
     """Ends a session as a crash does."""
 
 
-class LostError(RuntimeError):
-    """The loss of a peer."""
+class LostError(HostsChangedError):
+    """The work is interrupted, as by the loss of a peer, and goes on in another generation."""
 
 
 def network() -> nn.Module:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+from contextlib import redirect_stdout, suppress
 from typing import Protocol
 
 import pytest
@@ -86,16 +88,23 @@ def test_train_shows_what_most_need_and_how_to_see_all(explain: Explain) -> None
     assert len(re.findall(r"(?m)^  lockstep train ", short)) == 3
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_bold_is_for_terminals(explain: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = explain("watch")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    bold = explain("watch")
-    assert bold.startswith("\033[1musage:\033[0m lockstep watch")
-    assert re.sub(r"\033\[\d+m", "", bold) == plain
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert explain("watch") == plain
+    shown = []
+    for name in ("no such variable", "NO_COLOR"):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv(name, "1")
+        with redirect_stdout(Terminal()) as terminal, suppress(SystemExit):
+            main(["watch", "--help"])
+        shown.append(terminal.getvalue())
+    assert shown[0].startswith("\033[1musage:\033[0m lockstep watch")
+    assert re.sub(r"\033\[\d+m", "", shown[0]) == shown[1] == plain
 
 
 @pytest.mark.parametrize(

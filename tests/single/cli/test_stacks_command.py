@@ -18,8 +18,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[str, WorkerSta
             raise TimeoutError("timed out")
         return f"job {pid}", found[pid]
 
-    monkeypatch.setattr(stacks, "launchers", lambda: list(found))
-    monkeypatch.setattr(stacks, "ask", ask)
+    for name, function in (("launchers", lambda: list(found)), ("ask", ask)):
+        monkeypatch.setattr(stacks, name, function)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 
 from lockstep.cli import main
 from lockstep.models import registry
-from lockstep.world import accelerator
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--dry_run"])
@@ -40,12 +40,17 @@ def test_only_a_launchers_first_worker_prints_and_none_trains(
 
 @pytest.mark.parametrize(("gpus", "workers"), [(0, 4), (1, 2)])
 def test_lines_of_a_node_file_count_without_gpus(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    accelerators: Callable[..., None],
+    gpus: int,
+    workers: int,
 ) -> None:
     (here / "nodes").write_text("node1\nnode1\nnode2\nnode2\n")
     monkeypatch.setenv("PBS_JOBID", "7")
     monkeypatch.setenv("PBS_NODEFILE", "nodes")
-    monkeypatch.setattr(accelerator, "count", lambda: gpus)
+    accelerators(count=gpus)
     assert main(["train", "digits", "--dry-run"]) == 0
     assert f"# {workers} workers: {workers // 2} on node1, {workers // 2} on node2" in capsys.readouterr().out
 

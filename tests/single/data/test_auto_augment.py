@@ -43,15 +43,19 @@ def _draws(count: int, epoch: int = 0) -> Draws:
     return Draws(1, epoch, np.arange(count, dtype=np.int64))
 
 
+@pytest.fixture
+def _exact_linspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torchvision's magnitudes not be off by a rounding."""
+    monkeypatch.setattr(torch, "linspace", partial(torch.linspace, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("_exact_linspace")
 @pytest.mark.parametrize("name", RAND_CHANGES)
 @pytest.mark.parametrize("magnitude", [0, 9, 17, 30])
 @pytest.mark.parametrize(("ours", "theirs"), [(RAND_CHANGES, RandAugment), (TRIVIAL_CHANGES, TrivialAugmentWide)])
-def test_each_operation_is_torchvisions(
-    monkeypatch: pytest.MonkeyPatch, ours: Mapping[str, Change], theirs: Any, name: str, magnitude: int
-) -> None:
+def test_each_operation_is_torchvisions(ours: Mapping[str, Change], theirs: Any, name: str, magnitude: int) -> None:
     images = _images(3, 3, 51, 64)
     peer = theirs(interpolation=InterpolationMode.BILINEAR)
-    monkeypatch.setattr(torch, "linspace", partial(torch.linspace, dtype=torch.float64))  # else off by a rounding
     values, signed = theirs._AUGMENTATION_SPACE[PEERS[name]]
     values = values(31, 51, 64)
     value = 0.0 if values is None else float(values[magnitude])
@@ -123,6 +127,7 @@ def test_operations_signs_and_strengths_come_up_equally(monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.usefixtures("_exact_linspace")
 def test_torchvisions_transform_with_equal_draws_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its three draws are replaced by ours: of the operation, of the strength, of the sign."""
     images, draws = _images(60, 3, 40, 48), _draws(60)
@@ -134,7 +139,6 @@ def test_torchvisions_transform_with_equal_draws_agrees(monkeypatch: pytest.Monk
     sign = draws.uniform("trivial augment sign")
     ours = trivial_augment_(images.clone(), draws)
     theirs = TrivialAugmentWide(interpolation=InterpolationMode.BILINEAR)
-    monkeypatch.setattr(torch, "linspace", partial(torch.linspace, dtype=torch.float64))  # else off by a rounding
     for sample in range(60):
         integers = iter([numbers[operation[sample]], magnitude[sample]])
         with monkeypatch.context() as patched:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,12 +36,9 @@ def damaged():
 
 
 @pytest.fixture
-def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def my_module(new_module: Callable[[str, str], None]) -> str:
     """The name of a module of the user's own in the current folder."""
-    (tmp_path / "my_data_module.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "my_data_module", raising=False)
+    new_module("my_data_module", MODULE)
     return "my_data_module"
 
 

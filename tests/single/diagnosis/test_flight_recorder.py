@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 
 from lockstep.diagnosis import flight_recorder
 from lockstep.diagnosis.flight_recorder import RecordedCollective
+
+GLOO = {"0": {"last_enqueued_collective": "9", "last_completed_collective": "8"}}
 
 
 def entry(number: int, name: str, retired: bool, group: str = "0", **more: Any) -> dict[str, Any]:
@@ -27,18 +31,28 @@ def entry(number: int, name: str, retired: bool, group: str = "0", **more: Any) 
     }
 
 
+@contextmanager
+def group_of(backends: str) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group(backends, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What torch's dump returns."""
-    found: dict[str, Any] = {"pg_status": {"0": {"last_enqueued_collective": "9", "last_completed_collective": "8"}}}
+def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What torch's dump returns while this process has a group of Gloo."""
+    found: dict[str, Any] = {"pg_status": dict(GLOO)}
 
     def dump(includeCollectives: bool) -> bytes:
         return json.dumps(found if includeCollectives else {"pg_status": found["pg_status"]}).encode()
 
-    module = SimpleNamespace(_dump_fr_trace_json=dump)
-    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
-    monkeypatch.setattr(flight_recorder, "has_group", lambda: True)
-    return found
+    with group_of("gloo"):
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=dump))
+        yield found
+        monkeypatch.undo()
 
 
 def test_the_numbers_are_summed_over_groups(records: dict[str, Any]) -> None:
@@ -62,39 +76,35 @@ def test_the_last_finished_and_the_unfinished_collectives_count(records: dict[st
     ]
 
 
-def test_all_recorders_of_torch_are_read(records: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_recorders_of_torch_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """In torch 2.15, a group of Gloo and NCCL is in the recorders of both, which number its collectives each."""
     own = {"0": {"last_enqueued_collective": "5", "last_completed_collective": "4"}}
     known = {
-        "gloo": {**records, "entries": [entry(9, "gloo:all_reduce", False)]},
+        "gloo": {"pg_status": GLOO, "entries": [entry(9, "gloo:all_reduce", False)]},
         "nccl2": {"pg_status": own, "entries": [entry(4, "nccl:all_reduce", True), entry(5, "nccl:all_reduce", False)]},
-        "mine": {"pg_status": own, "entries": []},
+        "fake": {"pg_status": own, "entries": []},
     }
 
     def dump(includeCollectives: bool, backend: str = "gloo") -> bytes:
         return json.dumps(known.get(backend, {})).encode()
 
-    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=dump))
-    monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "mine"])
-    assert flight_recorder.counts() == (10 + 6 + 6, 9 + 5 + 5)
-    assert [(each.group, each.number, each.is_finished) for each in flight_recorder.latest()] == [
-        ("0", 9, False),
-        ("0/nccl2", 4, True),
-        ("0/nccl2", 5, False),
-    ]
+    with group_of("cpu:gloo,cuda:fake"), monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=dump))
+        assert flight_recorder.counts() == (10 + 6 + 6, 9 + 5 + 5)
+        assert [(each.group, each.number, each.is_finished) for each in flight_recorder.latest()] == [
+            ("0", 9, False),
+            ("0/nccl2", 4, True),
+            ("0/nccl2", 5, False),
+        ]
 
 
 def test_collectives_that_not_all_are_recorded_have_no_number(
     records: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "nccl"])
     assert flight_recorder.started() == 10
     records["pg_status"] = {}
     assert flight_recorder.started() == 0
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    assert flight_recorder.started() is None
-    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
-    monkeypatch.setattr(flight_recorder, "_own_backends", lambda: ["gloo", "ucc"])
     assert flight_recorder.started() is None
 
 
@@ -106,15 +116,9 @@ def test_both_recorders_of_earlier_torch_are_read(records: dict[str, Any]) -> No
     assert flight_recorder.counts() == (10 + 6, 9 + 6)
 
 
-def test_the_backends_of_this_process_are_those_of_its_groups() -> None:
-    torch.distributed.init_process_group(
-        "cpu:gloo,cuda:fake", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
-    try:
-        assert set(flight_recorder._own_backends()) == {"gloo", "fake"}
-    finally:
-        torch.distributed.destroy_process_group()
-    assert flight_recorder._own_backends() == []
+def test_backend_that_nothing_records_has_no_number() -> None:
+    with group_of("cpu:gloo,cuda:fake"):
+        assert flight_recorder.started() is None
 
 
 def test_without_records_nothing_is_known(records: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +130,6 @@ def test_without_records_nothing_is_known(records: dict[str, Any], monkeypatch: 
         raise RuntimeError("not built")
 
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_nccl_trace_json=fails))
-    assert flight_recorder.counts() is None
-    monkeypatch.setattr(flight_recorder, "has_group", lambda: False)
     assert flight_recorder.counts() is None
 
 

@@ -28,7 +28,7 @@ def _variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def seen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Whether torch takes each address that is met at for the launcher's, in a child of the worker 1 of 2."""
     found: list[str] = []
 
@@ -36,8 +36,13 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         found.append(os.environ["TORCHELASTIC_USE_AGENT_STORE"])
         yield "store", rank, world_size
 
-    monkeypatch.setattr(distributed_c10d, "rendezvous", rendezvous)
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=PARENT))
+    parent = getattr(request, "param", SimpleNamespace(pid=PARENT))
+    changes: list[tuple[Any, str, Any]] = [
+        (distributed_c10d, "rendezvous", rendezvous),
+        (multiprocessing, "parent_process", lambda: parent),
+    ]
+    for module, name, function in changes:
+        monkeypatch.setattr(module, name, function)
     (tmp_path / "boards").mkdir()
     variables = {"LOCKSTEP_PROGRESS": tmp_path / "boards", "TORCHELASTIC_ERROR_FILE": tmp_path / "error.json"}
     for name, value in {**_variables(1, 2, 4000), **variables}.items():
@@ -115,10 +120,9 @@ def test_scripts_may_remove_the_launchers_variables(
     assert seen == [""]
 
 
-def test_a_port_set_before_the_import_of_torch_has_its_own_store(
-    seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+@pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("seen", [None], indirect=True)  # in the worker itself
+def test_a_port_set_before_the_import_of_torch_has_its_own_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "29500")
     before = distributed_c10d.rendezvous
     spawned_workers.allow_groups(lambda: None)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import platform
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from lockstep.cli import main
-from lockstep.launch import machine_doctor
+from lockstep.launch.machine_doctor import Fact, examine
 from lockstep.world import accelerator
+
+
+def _facts() -> dict[str, Fact]:
+    return {fact.subject: fact for fact in examine()}
 
 
 def test_it_lists_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,20 +59,22 @@ def test_stale_variables_are_named_with_the_cure(
     assert "export OMP_NUM_THREADS=" in said
 
 
-def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "kind", lambda: "xpu")
-    monkeypatch.setattr(accelerator, "count", lambda: 2)
-    monkeypatch.setattr(accelerator, "name", lambda device: "Data Center GPU Max")
-    monkeypatch.setattr(accelerator, "total_memory", lambda device: 64 << 30)
-    monkeypatch.setattr(accelerator, "identity", lambda device: f"0 {device.index}")
-    monkeypatch.setattr(accelerator, "drivers", lambda: ["Intel xe"])
-    monkeypatch.setattr(torch.version, "xpu", "20250101")
-    monkeypatch.setattr(torch.version, "cuda", None)
-    first, second, both = machine_doctor._devices()
-    assert (first.subject, first.found) == ("GPU 0", "Data Center GPU Max, 64 GiB (0 0)")
-    assert second.subject == "GPU 1"
-    assert both.found == "driver: Intel xe; torch is built for oneAPI 20250101"
-    assert not any(finding.fix for finding in (first, second, both))
+def test_devices_and_what_torch_is_built_for(accelerators: Callable[..., None]) -> None:
+    accelerators(
+        kind="xpu",
+        count=2,
+        has_collectives=False,
+        name="Data Center GPU Max",
+        total_memory=64 << 30,
+        identity=lambda device: f"0 {device.index}",
+        drivers=["Intel xe"],
+        build="oneAPI 20250101",
+    )
+    facts = _facts()
+    assert facts["GPU 0"] == Fact("GPU 0", "Data Center GPU Max, 64 GiB (0 0)")
+    assert facts["GPU 1"].found.endswith("(0 1)")
+    assert facts["GPUs"] == Fact("GPUs", "driver: Intel xe; torch is built for oneAPI 20250101")
+    assert "GPUs together" not in facts
 
 
 @pytest.mark.parametrize(
@@ -83,26 +90,28 @@ def test_devices_and_what_torch_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_missing_gpu_is_explained(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, drivers: list[str], words: str
+    monkeypatch: pytest.MonkeyPatch,
+    accelerators: Callable[..., None],
+    variable: str | None,
+    drivers: list[str],
+    words: str,
 ) -> None:
     for name in accelerator.VISIBLE:
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, "")
-    monkeypatch.setattr(accelerator, "kind", lambda: None)
-    monkeypatch.setattr(accelerator, "count", lambda: 0)
-    monkeypatch.setattr(accelerator, "drivers", lambda: drivers)
-    monkeypatch.setattr(accelerator, "why_none", lambda: "the driver is too old")
-    (finding,) = machine_doctor._devices()
-    assert finding.fix == words
-    assert finding.found.startswith(f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for ")
+    accelerators(kind=None, count=0, drivers=drivers, why_none="the driver is too old", build="CUDA 13.0")
+    found = f"none; driver: {drivers[0] if drivers else 'none'}; torch is built for CUDA 13.0"
+    assert _facts()["GPUs"] == Fact("GPUs", found, words)
 
 
 @pytest.mark.parametrize(("gpus", "users"), [(1, "loader processes;"), (2, "loader processes and NCCL;")])
-def test_small_shared_memory_names_its_users(monkeypatch: pytest.MonkeyPatch, gpus: int, users: str) -> None:
-    monkeypatch.setattr(accelerator, "count", lambda: gpus)
-    monkeypatch.setattr(machine_doctor, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
-    (fix,) = (fact.fix for fact in machine_doctor._storage() if fact.subject == "/dev/shm")
+def test_small_shared_memory_names_its_users(
+    room: Callable[[int], None], accelerators: Callable[..., None], gpus: int, users: str
+) -> None:
+    accelerators(kind="cuda", count=gpus, has_collectives=False, name="", total_memory=0, identity="")
+    room(64 << 20)  # docker's default
+    fix = _facts()["/dev/shm"].fix
     assert users in fix
     assert ("NCCL_SHM_DISABLE=1" in fix) == (gpus > 1)
 

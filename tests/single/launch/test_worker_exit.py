@@ -5,28 +5,19 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lockstep.errors import ConfigError, LostPeerError, StoppedError, WorldError
-from lockstep.launch import worker_exit
 from lockstep.launch.worker_exit import REQUESTS, exit_code_of
 from lockstep.world.launcher_environment import RankInfo
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A worker that connects to no other, and that keeps its signal handlers."""
-
-    @contextmanager
-    def connect(*_: Any, **__: Any) -> Iterator[None]:
-        yield
-
-    monkeypatch.setattr(worker_exit, "connect", connect)
-    monkeypatch.setattr(worker_exit, "disconnect", lambda: None)
+def _handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep this process's signal handlers."""
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     handlers = {number: signal.getsignal(number) for number in REQUESTS}
     yield
@@ -68,10 +59,9 @@ def test_finished_work_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == ""
 
 
-def test_a_check_comes_before_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_exit, "connect", None)
+def test_a_check_comes_before_the_work() -> None:
     check = lambda: _raises(ConfigError("no"))(None)  # noqa: E731
-    assert exit_code_of(lambda world: None, RankInfo(), "cpu", "auto", check) == 2
+    assert exit_code_of(lambda world: pytest.fail("it works"), RankInfo(), "cpu", "auto", check) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from disks import largest_file
 from report_material import make_run, scaling_record, write_lines
 
 from lockstep.cli import main
@@ -115,17 +116,9 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(
-    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write = Path.write_bytes
-
-    def fail(path: Path, content: bytes) -> None:
-        if ".csv" in path.name:
-            path.touch()
-            raise OSError(28, os.strerror(28))
-        write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    assert main(["report", sources[1], "-o", str(tmp_path / "out")]) == 2
-    assert f"-o {tmp_path / 'out'} cannot be written: No space left on device" in capsys.readouterr().err
+    with largest_file(100):
+        assert main(["report", sources[1], "-o", str(tmp_path / "out")]) == 2
+    assert f"-o {tmp_path / 'out'} cannot be written: File too large" in capsys.readouterr().err
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

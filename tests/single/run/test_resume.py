@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,23 +17,17 @@ from torch import nn
 from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.run import session as run_session
-from lockstep.run import training_run
-from lockstep.run.checkpoints.kept_run import _kept as kept_runs
-from lockstep.run.checkpoints.kept_run import kept_run
+from lockstep.run.checkpoints.kept_run import KeptRun, kept_run
 from lockstep.run.stopping import REQUESTS
-from lockstep.world import generations
 
 EACH = pytest.mark.parametrize("user", USERS)
 LAST = EPOCHS * STEPS
 
 
 @pytest.fixture(autouse=True)
-def staying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this process be a worker that stays if a peer is lost."""
+def handlers() -> Iterator[None]:
+    """Require that each test puts the signal handlers back."""
     handlers = {number: signal.getsignal(number) for number in REQUESTS}
-    monkeypatch.setattr(generations, "stays", lambda: True)
-    for module in (generations, import_module("lockstep.train.run"), training_run):
-        monkeypatch.setattr(module, "is_interruption", lambda error: isinstance(error, LostError))
     yield
     assert {number: signal.getsignal(number) for number in REQUESTS} == handlers
 
@@ -90,8 +83,8 @@ def test_interrupted_run_ends_as_an_undisturbed_one(
         assert re.match(rf"stopped by SIGTERM after step {step}( of {LAST})?, with a checkpoint, {written}; ", stop)
         last = list(read_records(folder / "metrics.jsonl"))[-1]
         assert (last["kind"], last["step"], last["reason"]) == ("stop", step, "SIGTERM")
-    if way == "all lost":
-        kept_runs.clear()
+    if way == "all lost":  # what this process keeps goes with it
+        vars(kept_run(folder)).update(vars(KeptRun()))
     capsys.readouterr()
     is_lost = error is LostError
     session(_restarted(tmp_path, int(is_lost)), user, folder, **{**options, "resume": not is_lost})

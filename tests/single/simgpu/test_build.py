@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,21 +26,23 @@ def test_errors_of_the_compiler_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_p
         build.built()
 
 
+SLOW = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo "$2" >> "$0.log"
+sleep 0.1
+echo library > "$2"
+"""
+
+
 def test_processes_that_need_it_compile_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiled: list[Path] = []
-
-    def compile_slowly(_: str, target: Path) -> None:
-        compiled.append(target)
-        time.sleep(0.1)
-        target.touch()
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", "any")
-    monkeypatch.setattr(build, "_compile", compile_slowly)
+    monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+    (tmp_path / "compiler").write_text(SLOW)
+    (tmp_path / "compiler").chmod(0o755)
     with ThreadPoolExecutor(3) as pool:
         found = {future.result() for future in [pool.submit(build.built) for _ in range(3)]}
-    assert len(compiled) == 1
-    assert found == set(compiled)
+    assert len((tmp_path / "compiler.log").read_text().splitlines()) == 1
+    assert [path.read_text() for path in found] == ["library\n"]
 
 
 def test_source_changes_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,10 +48,18 @@ def _write(root: Path, kind: Any, contents: dict[str, Any], monkeypatch: pytest.
         sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
     meta = kind.meta["filename"]
     batches = [name for name in contents if name != meta]
-    monkeypatch.setattr(kind, "train_list", [[name, sums[name]] for name in batches if "test" not in name])
-    monkeypatch.setattr(kind, "test_list", [[name, sums[name]] for name in batches if "test" in name])
-    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums[meta]})
+    changed = {
+        "train_list": [[name, sums[name]] for name in batches if "test" not in name],
+        "test_list": [[name, sums[name]] for name in batches if "test" in name],
+        "meta": {**kind.meta, "md5": sums[meta]},
+    }
+    _set(monkeypatch, kind, **changed)
     return folder
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, kind: Any, **attributes: Any) -> None:
+    for name, value in attributes.items():
+        monkeypatch.setattr(kind, name, value)
 
 
 def _cifar10(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -113,8 +121,8 @@ def test_a_file_with_another_checksum_is_not_read(tmp_path: Path, monkeypatch: p
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
-    """A folder and the address on loopback under which its files can be fetched."""
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder from which CIFAR-10 is fetched."""
 
     class Handler(SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any):
@@ -128,22 +136,19 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
         thread = Thread(target=httpd.serve_forever, args=(0.01,))
         thread.start()
-        yield tmp_path / "server", f"http://127.0.0.1:{httpd.server_port}"
+        _set(monkeypatch, datasets.CIFAR10, url=f"http://127.0.0.1:{httpd.server_port}/cifar.tar.gz")
+        yield tmp_path / "server"
         httpd.shutdown()
         thread.join()
 
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will, by default, filter extracted tar")  # torchvision unpacks it
-def test_a_missing_set_is_fetched_and_then_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[Path, str]
-) -> None:
-    folder, address = server
+def test_a_missing_set_is_fetched_and_then_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Path) -> None:
     batches = _cifar10(tmp_path / "made-up", monkeypatch)
-    archive = folder / "cifar.tar.gz"
+    archive = server / "cifar.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(batches, arcname=batches.name)
-    monkeypatch.setattr(datasets.CIFAR10, "url", f"{address}/{archive.name}")
-    monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    _set(monkeypatch, datasets.CIFAR10, tgz_md5=hashlib.md5(archive.read_bytes()).hexdigest())
     fetched = torchvision_sets.load("cifar10", tmp_path / "new" / "here", download=True)
     archive.unlink()
     again = torchvision_sets.load("cifar10", tmp_path / "new" / "here", download=True)
@@ -154,13 +159,9 @@ def test_a_missing_set_is_fetched_and_then_kept(
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["not there", "another file"])
-def test_failed_download_is_an_error_with_a_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[Path, str], there: bool
-) -> None:
-    folder, address = server
+def test_failed_download_is_an_error_with_a_fix(tmp_path: Path, server: Path, there: bool) -> None:
     if there:
-        (folder / "cifar.tar.gz").write_bytes(b"an error page")
-    monkeypatch.setattr(datasets.CIFAR10, "url", f"{address}/cifar.tar.gz")
+        (server / "cifar.tar.gz").write_bytes(b"an error page")
     with pytest.raises(DataError, match=f"lockstep data get cifar10 --data-dir {tmp_path}"):
         torchvision_sets.load("cifar10", tmp_path, download=True)
 

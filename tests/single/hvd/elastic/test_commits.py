@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from torch import nn
 
 from lockstep.errors import CheckpointError
-from lockstep.hvd.elastic import ElasticSampler, TorchState, commits, loop, run_fn
+from lockstep.hvd.elastic import ElasticSampler, TorchState, commits, run_fn
 from lockstep.hvd.elastic.commits import StateCopy
 from lockstep.hvd.elastic.state import ObjectState
-from lockstep.world import COMMIT, SNAPSHOTS, accelerator
+from lockstep.world import COMMIT, SNAPSHOTS
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 WORK = "train (call 1)"
@@ -56,19 +57,22 @@ def test_another_process_restores_the_last_commit_alone() -> None:
     assert other.step == 3
 
 
-def test_training_begins_with_the_commit_and_removes_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits.keep(_state(3), "test.<locals>.train (call 1)")
-    monkeypatch.setattr(loop, "_calls", iter([1]))
+def test_training_begins_with_the_commit_and_removes_it(file: Path) -> None:
     resets: list[int] = []
 
     def train(state: TorchState) -> int:
         assert not file.exists()
         return int(state.step)
 
-    train.__qualname__ = "test.<locals>.train"
-    state = _state(0)
+    state, function = _state(0), run_fn(train, lambda: None)
+    commits.keep(_state(3), "other work")
+    with pytest.raises(CheckpointError) as caught:
+        function(state)
+    earlier = str(caught.value).partition("started again with ")[2]
+    number = int(earlier.rpartition(" ")[2].removesuffix(")"))
+    commits.keep(_state(3), earlier.replace(f"call {number}", f"call {number + 1}"))
     state.register_reset_callbacks([lambda: resets.append(state.step)])
-    assert run_fn(train, lambda: None)(state) == 3
+    assert function(state) == 3
     assert resets == [3]
 
 
@@ -81,9 +85,9 @@ def test_commit_of_other_work_is_an_error(file: Path) -> None:
     assert not file.exists()
 
 
-def test_sparse_tensors_are_copied_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_tensors_are_copied_on_their_device(accelerators: Callable[..., None]) -> None:
     """As before commits were in host memory: a graph network may have such a buffer."""
-    monkeypatch.setattr(accelerator, "current", lambda: torch.device("meta"))  # stands for a GPU
+    accelerators(current=torch.device("meta"))  # stands for a GPU
     adjacency = torch.sparse_coo_tensor(size=(3, 3), device="meta", check_invariants=False)
     restored = StateCopy({"adjacency": adjacency}).restored()["adjacency"]
     assert restored is not adjacency

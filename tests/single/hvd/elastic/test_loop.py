@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
+from staying_node import Node
 
 from lockstep.hvd import basics
 from lockstep.hvd.elastic import TorchState, loop, run, run_fn
 from lockstep.hvd.elastic.state import ObjectState
+from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from lockstep.world.launcher_environment import RankInfo
 
 
 class Told(ObjectState):
@@ -63,17 +63,23 @@ def test_a_lost_worker_costs_what_was_not_committed() -> None:
     assert state.batch == 1
 
 
+@pytest.mark.usefixtures("one_worker")
 @pytest.mark.parametrize("is_over", [True, False])
-def test_a_device_error_after_a_loss_checks_the_device(is_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, calls = Told(), list[str]()
-    context = SimpleNamespace(end_device_work=lambda before_exit: calls.append("check"), rank_info=RankInfo())
-    monkeypatch.setattr(loop.generations, "restores_commits", lambda: True)
-    monkeypatch.setattr(loop.generations, "is_over", lambda: is_over)
-    monkeypatch.setattr(loop, "_any_worker", lambda *known: False)
-    monkeypatch.setattr(loop.engine, "current", context)
+def test_a_device_error_after_a_loss_checks_the_device(
+    is_over: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = list[str]()
+    monkeypatch.setattr(engine.current, "end_device_work", lambda before_exit: checked.append("device"))
+
+    @run
+    def train(state: TorchState) -> None:
+        if is_over:
+            node.tell(over=True)
+        raise RuntimeError("illegal memory access")
+
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        failing(state, RuntimeError("illegal memory access"))(state)
-    assert calls == ["check"] * is_over
+        train(TorchState(batch=0))
+    assert checked == ["device"] * is_over
 
 
 def test_changed_hosts_cost_nothing() -> None:
@@ -91,16 +97,15 @@ def test_removed_hosts_need_no_sync_and_later_failures_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["sync", "on_reset"])
-def test_a_worker_lost_during_the_restart_is_met_by_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, usual = Told(), getattr(Told, name)
+def test_a_worker_lost_during_the_restart_is_met_by_another(name: str) -> None:
     failures = [HorovodInternalError(), HorovodInternalError()]
 
     def breaking(self: Told) -> None:
-        usual(self)
+        getattr(Told, name)(self)
         if "restore" in self.calls and failures:
             raise failures.pop()
 
-    monkeypatch.setattr(Told, name, breaking)
+    state = type("Breaking", (Told,), {name: breaking})()
     assert failing(state, HorovodInternalError())(state) == "done"
     assert not failures
     assert state.calls.count("reset") == 3
@@ -170,11 +175,20 @@ def test_one_worker_recovers_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert starts == [False, False, False]
 
 
-def test_workers_with_the_state_begin_again_if_a_new_one_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "is_initialized", lambda: True)
-    monkeypatch.setattr(loop, "allgather_object", lambda own: [(True, False), own])
-    for stays, kind in ((True, HorovodInternalError), (False, RuntimeError)):
-        monkeypatch.setattr("lockstep.world.generations.restores_commits", lambda stays=stays: stays)
-        with pytest.raises(kind, match="rank 0 is a new worker") as caught:
-            loop._any_worker(False, has_state=True)
-        assert type(caught.value) is kind
+@pytest.mark.usefixtures("one_worker")
+@pytest.mark.parametrize("stays", [True, False])
+def test_workers_with_the_state_begin_again_if_a_new_one_leads(
+    stays: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if stays:
+        request.getfixturevalue("node")
+    answers = iter([[], [(True, False)], []])  # of rank 0, if it is another worker
+    monkeypatch.setattr(loop, "allgather_object", lambda own: [*next(answers), own])
+    state = Told()
+    train = failing(state, HostsUpdatedInterrupt())
+    if stays:
+        assert train(state) == "done"
+        assert state.calls.count("restore") == 1
+    else:
+        with pytest.raises(RuntimeError, match="rank 0 is a new worker"):
+            train(state)

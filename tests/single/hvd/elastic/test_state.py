@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from staying_node import Node
 from torch import nn
+from waiting import until
 from wide_optimizer import WideOptimizer
 
 from lockstep.hvd.elastic import ElasticSampler, TorchState
@@ -20,7 +22,7 @@ from lockstep.hvd.elastic.state import (
     set_handler_registry,
 )
 from lockstep.hvd.exceptions import HostsUpdatedInterrupt
-from lockstep.world.generations import ADDED, REMOVED
+from lockstep.world.generations import ADDED, REMOVED, host_changes
 
 pytestmark = pytest.mark.usefixtures("one_worker")
 
@@ -206,20 +208,28 @@ def test_a_sync_takes_what_is_there_and_saves_it() -> None:
     assert (state.batch, model[0].weight.unique().item()) == (7, 2)
 
 
-def test_a_sync_that_breaks_off_leaves_the_commit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_breaks_off_leaves_the_commit_whole() -> None:
     model = new_model()
-    state = TorchState(model, batch=0)
+
+    class Lost(StateHandler):
+        def save(self) -> None:
+            pass
+
+        def restore(self) -> None:
+            pass
+
+        def sync(self) -> None:
+            for value in model.state_dict().values():  # as rank 0's, which has arrived
+                value.zero_()
+            raise ConnectionError
+
+    registry = copy.copy(get_handler_registry())
+    set_handler_registry([*registry, (set, Lost)])
+    try:
+        state = TorchState(model, batch=0, lost=set())
+    finally:
+        set_handler_registry(registry)
     committed = bits(model.state_dict())
-
-    def overwrite(parameters: dict[str, torch.Tensor], root_rank: int) -> None:
-        for value in parameters.values():
-            value.zero_()
-
-    def lost(*_: Any, **__: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr("lockstep.hvd.elastic.state.broadcast_parameters", overwrite)
-    monkeypatch.setattr(state, "_bcast_object", lost)
     with pytest.raises(ConnectionError):
         state.sync()
     state.restore()
@@ -280,14 +290,14 @@ def test_script_may_report_changed_hosts_itself(result: HostUpdateResult) -> Non
 
 
 @pytest.mark.parametrize(("changes", "skip_sync"), [(ADDED, False), (REMOVED, True), (ADDED | REMOVED, False)])
-def test_changed_hosts_interrupt_once(monkeypatch: pytest.MonkeyPatch, changes: int, skip_sync: bool) -> None:
-    latest = 0
-    monkeypatch.setattr(
-        "lockstep.world.generations.host_changes", lambda since: (latest, changes if latest > since else 0)
-    )
+def test_changed_hosts_interrupt_once(node: Node, changes: int, skip_sync: bool) -> None:
+    node.stay()
     state = TorchState(batch=0)
     state.commit()
-    latest = 3
+    for change in (ADDED, REMOVED):
+        if changes & change:
+            node.tell(change=change)
+    until(lambda: host_changes(0)[1] == changes)
     state.batch = 1
     with pytest.raises(HostsUpdatedInterrupt) as caught:
         state.commit()

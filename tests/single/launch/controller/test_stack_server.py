@@ -12,9 +12,7 @@ import pytest
 from lockstep.launch.controller import stack_server
 
 
-def test_launcher_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"\0lockstep-test-{os.getpid()}"
-    monkeypatch.setattr(stack_server, "_address", lambda pid: name)
+def test_launcher_of_another_version_is_named() -> None:
     worker = {"host": "a", "rank": 0, "pid": 1, "age_s": 2.0}
 
     def answer() -> None:
@@ -23,10 +21,10 @@ def test_launcher_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -
             connection.sendall(json.dumps({"command": "lockstep run", "workers": [worker]}).encode())
 
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name)
+        listener.bind(f"\0lockstep-launcher-{os.getuid()}-{os.getpid()}")
         listener.listen()
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(OSError, match=r"runs another version of Lockstep .*unknown field age_s"):
-            stack_server.ask(7)
+            stack_server.ask(os.getpid())
         thread.join()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -156,8 +157,12 @@ def test_gpus_of_amd_have_a_node_too(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_a_worker_is_bound_near_its_gpu_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: bound.append(cpus))
-    monkeypatch.setattr(hardware, "cpus_near_gpu", lambda *_: {5})
+    changes: list[tuple[Any, str, Any]] = [
+        (os, "sched_setaffinity", lambda _, cpus: bound.append(cpus)),
+        (hardware, "cpus_near_gpu", lambda *_: {5}),
+    ]
+    for module, name, function in changes:
+        monkeypatch.setattr(module, name, function)
     for kind in ("numa", "cores"):
         hardware.bind_worker(kind, {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
     assert bound[0] == {5} != bound[1]

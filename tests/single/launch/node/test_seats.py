@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.launch.node import seats
 from lockstep.launch.node.seats import Seats
+from lockstep.world.interfaces import LOOPBACK_INTERFACE
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -28,7 +29,7 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
 @pytest.mark.parametrize(
     ("interface", "own", "nccl"),
     [
-        ("lo", ["eth0", "eth1"], "=lo"),
+        (LOOPBACK_INTERFACE, ["eth0", "eth1"], f"={LOOPBACK_INTERFACE}"),
         ("eth1", ["eth1"], "=eth1"),  # without "=" eth10 would match, too
         ("eth1", ["eth1", "eth1", "docker0"], "=eth1"),
         ("eth1", ["eth1", "eth2"], None),  # NCCL uses both
@@ -39,7 +40,6 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
 def test_nccl_uses_one_interface_only_if_there_is_one(
     interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "LOOPBACK_INTERFACE", "lo")
     monkeypatch.setattr(seats, "addresses", lambda: [(name, "10.0.0.1") for name in own])
     assert variables(interface, monkeypatch) == [interface, nccl]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import flux
 import pytest
+from name_service import Know
 
 from lockstep.errors import ConfigError
-from lockstep.launch.plan import hosts as hosts_module
 from lockstep.launch.plan.hosts import (
     MAX_LOOKUPS,
     Host,
-    addresses_of,
     find_allocation,
     is_here,
     names_of_this_machine,
@@ -65,37 +62,11 @@ def test_discovered_hosts_have_a_number_or_the_default() -> None:
 
 
 @pytest.fixture
-def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def lookups(names: Know) -> list[str]:
     """Makes this machine node7, whose other names some name server knows; returns the names that it is asked for."""
-    known = {
-        "node7.site.org": "10.0.0.7",
-        "node7-mgmt": "127.0.1.1",
-        "node7-ib": "10.1.0.7",
-        "node7.b.org": "10.9.9.9",
-        "node8": "10.0.0.8",
-    }
-    known |= {"node8.site.org": "10.0.0.8", "node8.b.org": "10.8.8.8"}
-    asked = list[str]()
-
-    def look_up(name: str, *_: Any, **__: Any) -> list[tuple[Any, ...]]:
-        asked.append(name)
-        if name not in known:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(0, 0, 0, "", (known[name], 0))]
-
-    monkeypatch.setattr(socket, "gethostname", lambda: "Node7")
-    monkeypatch.setattr(hosts_module.psutil, "net_if_addrs", lambda: {"eth0": [Address("10.0.0.7")], **IB})
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    addresses_of.cache_clear()
-    return asked
-
-
-class Address:
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-
-IB = {"ib0": [Address("10.1.0.7"), Address("fe80::7%ib0")], "lo": [Address("127.0.0.1")]}
+    own = {"node7.site.org": "10.0.0.7", "node7-mgmt": "127.0.1.1", "node7-ib": "10.1.0.7"}
+    others = {"node7.b.org": "10.9.9.9", "node8": "10.0.0.8", "node8.site.org": "10.0.0.8", "node8.b.org": "10.8.8.8"}
+    return names(own | others)
 
 
 @pytest.mark.parametrize(

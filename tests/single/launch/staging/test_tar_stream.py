@@ -11,7 +11,7 @@ import socket
 import stat
 import subprocess
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from disks import largest_file
 
 from lockstep.launch.staging.stage_options import PREFIX
 from lockstep.launch.staging.stager import REMOVE, make_folder
-from lockstep.launch.staging.tar_stream import CHUNK_BYTES, CopyError, SharedSource, pack, unpack
+from lockstep.launch.staging.tar_stream import CHUNK_BYTES, CopyError, OpenedPath, SharedSource, pack, unpack
 
 
 @pytest.fixture
@@ -181,19 +181,17 @@ def test_source_that_changes_while_it_is_read_is_named(
     ids=["pipe", "removed", "link"],
 )
 def test_file_that_is_replaced_after_the_listing_is_named(
-    source: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], message: str
+    source: Path, change: Callable[[Path], object], message: str
 ) -> None:
-    names = SharedSource._names
+    class Changed(SharedSource):
+        def open(self, path: str) -> OpenedPath:
+            opened = super().open(path)
+            if path == str(source):
+                change(source / "a")
+            return opened
 
-    def changed(self: SharedSource, folder: str, descriptor: int) -> Sequence[str]:
-        found = [*names(self, folder, descriptor)]
-        if folder == str(source):
-            change(source / "a")
-        return found
-
-    monkeypatch.setattr(SharedSource, "_names", changed)
     with pytest.raises(CopyError, match=message):
-        pack([SharedSource(str(source))], io.BytesIO())
+        pack([Changed(str(source))], io.BytesIO())
 
 
 def test_link_to_a_file_while_it_is_read_changes_nothing(source: Path, tmp_path: Path) -> None:

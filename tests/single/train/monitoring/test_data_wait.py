@@ -36,6 +36,15 @@ OWN = UserSplit([None] * 2)
 MEMORY = MemorySplit(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
 
 
+@pytest.fixture
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The cores that this process may use: the parameter, or 4."""
+    number: int = getattr(request, "param", 4)
+    monkeypatch.setattr(data_wait, "usable_cores", lambda: number)
+    return number
+
+
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
     ("split", "processes", "words"),
     [
@@ -45,10 +54,7 @@ MEMORY = MemorySplit(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, 
         (MEMORY, 0, "`lockstep study loading` shows the bottleneck"),
     ],
 )
-def test_advice_names_unused_cores_or_how_to_find_the_bottleneck(
-    split: Any, processes: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_wait, "usable_cores", lambda: 4)
+def test_advice_names_unused_cores_or_how_to_find_the_bottleneck(split: Any, processes: int, words: str) -> None:
     assert advise(split, World(RankInfo(), torch.device("cpu")), processes).startswith(words)
 
 
@@ -88,11 +94,10 @@ def test_a_slow_data_set_gets_one_line_of_advice_in_a_run(
     assert min(waits) > 0.1
 
 
-@pytest.mark.parametrize(("cores", "setting", "number"), [(4, "auto", 4), (64, "auto", 8), (4, 3, 3), (4, 0, 0)])
-def test_each_core_has_a_loader_process_up_to_eight(
-    cores: int, setting: Any, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_wait, "usable_cores", lambda: cores)
+@pytest.mark.parametrize(
+    ("cores", "setting", "number"), [(4, "auto", 4), (64, "auto", 8), (4, 3, 3), (4, 0, 0)], indirect=["cores"]
+)
+def test_each_core_has_a_loader_process_up_to_eight(cores: int, setting: Any, number: int) -> None:
     config, alone = TrainConfig(data=DataConfig(loader_workers=setting)), World(RankInfo(), torch.device("cpu"))
     assert choose_processes(config, alone, UserSplit([])) == number
     memory = MemorySplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
