@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -281,25 +281,36 @@ def _check(loop: Loop, folder: Path, end: tuple[str, int], **options: Any) -> No
     assert results(folder / "disturbed") == results(folder / "undisturbed")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"checkpoint_steps": 1}, {"checkpoint_steps": 3, "checkpoint_epochs": 0}, {"checkpoint_epochs": 2}],
-    ids=str,
-)
-@pytest.mark.parametrize("place", PLACES)
+def _pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
+    """All pairs, of which the usual run has one for each of the longer sequence; the rest is for the long one."""
+    count = min(len(firsts), len(seconds))
+    return [
+        pytest.param(first, second, marks=[] if (one + other) % count == 0 else [pytest.mark.long])
+        for one, first in enumerate(firsts)
+        for other, second in enumerate(seconds)
+    ]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"checkpoint_steps": 1},
+    {"checkpoint_steps": 3, "checkpoint_epochs": 0},
+    {"checkpoint_epochs": 2},
+]
+
+
+@pytest.mark.parametrize(("place", "options"), _pairs(PLACES, OPTIONS))
 def test_each_place_of_the_body_is_passed_once(place: str, options: dict[str, Any], tmp_path: Path) -> None:
     each_epoch = STEPS if place in ("in a step", "after a step") else 1
     _check(evaluating, tmp_path, (place, 1 + each_epoch), **{"log_every": 1, "checkpoint_steps": 0, **options})
 
 
-@pytest.mark.parametrize("zero", ["none", "zeros", "before"])
-@pytest.mark.parametrize("batch", range(1, 10))
+@pytest.mark.parametrize(("zero", "batch"), _pairs(["none", "zeros", "before"], range(1, 10)))
 def test_gradients_of_batches_before_a_stop_are_used(zero: str, batch: int, tmp_path: Path) -> None:
     _check(by_hand(zero), tmp_path, ("after a batch", batch), checkpoint_steps=1, log_every=1)
 
 
-@pytest.mark.parametrize("step", [3, 7])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "step"), _pairs(LOOPS, [3, 7]))
 def test_resumed_loops_end_with_the_same_bits(loop: Loop, step: int, tmp_path: Path) -> None:
     _check(loop, tmp_path, ("after a step", step))
 
