@@ -15,7 +15,7 @@ from lockstep.files.output import say
 from lockstep.world import generations
 from lockstep.world.world import World
 
-POLL_SECONDS, NOTE_SECONDS = 0.05, 10.0
+POLL_SECONDS = 0.05
 TOGETHER = (
     "all workers must leave it after the same step: decide by a value that is equal on all, such as world.mean(loss)"
 )
@@ -23,6 +23,8 @@ TOGETHER = (
 
 class PassEnd:
     """Where this worker and the others have ended the current pass."""
+
+    note_seconds = 10.0  # until a worker that waits for another prints a line
 
     def __init__(self, world: World):
         self._world = world
@@ -53,7 +55,7 @@ class PassEnd:
         for rank in range(self._world.size):
             while (other := self._step_of(rank, epoch)) is None:
                 generations.check()
-                if not is_noted and time.monotonic() - began > NOTE_SECONDS:
+                if not is_noted and time.monotonic() - began > self.note_seconds:
                     is_noted = True
                     say(f"lockstep: {self._has_left(step)} and waits for worker {rank}, which has not; {TOGETHER}")
                 time.sleep(POLL_SECONDS)

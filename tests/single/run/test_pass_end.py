@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
+from contextlib import redirect_stderr
 from pathlib import Path
-from queue import Queue
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed import HashStore
+from waiting import Lines
 from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
-from lockstep.run import pass_end
 from lockstep.run.connect import TrainingWorld
 from lockstep.run.pass_end import PassEnd
 from lockstep.world.world import World
@@ -25,7 +25,10 @@ ANOTHER_STEP = "worker 0 has left the loader's pass after step 3 of the epoch, a
 def _ends() -> list[PassEnd]:
     store = HashStore()
     worlds = [SimpleNamespace(size=2, rank=rank, store=lambda: store) for rank in range(2)]
-    return [PassEnd(world) for world in worlds]  # type: ignore[arg-type]
+    ends = [PassEnd(world) for world in worlds]  # type: ignore[arg-type]
+    for end in ends:
+        end.note_seconds = 0.0
+    return ends
 
 
 def test_workers_that_leave_together_go_on() -> None:
@@ -37,18 +40,16 @@ def test_workers_that_leave_together_go_on() -> None:
             end.compare()
 
 
-def test_pass_of_an_earlier_epoch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: Queue[str] = Queue()
-    monkeypatch.setattr(pass_end, "NOTE_SECONDS", 0.0)
-    monkeypatch.setattr(pass_end, "say", lines.put)
+def test_pass_of_an_earlier_epoch_does_not_count() -> None:
     ends = _ends()
     ends[1].note(0, 3, is_early=True)
     ends[0].note(1, 3, is_early=True)
     waits = threading.Thread(target=ends[0].compare)
-    waits.start()
-    assert "waits for worker 1, which has not; all workers" in lines.get(timeout=60)
-    ends[1].note(1, 3, is_early=False)
-    waits.join(60)
+    with redirect_stderr(Lines()) as lines:
+        waits.start()
+        lines.wait_for("waits for worker 1, which has not; all workers")
+        ends[1].note(1, 3, is_early=False)
+        waits.join(60)
     assert not waits.is_alive()
 
 
