@@ -16,8 +16,7 @@ from torch import nn
 from lockstep.data.sharding import Sharding
 from lockstep.errors import ConfigError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
-from lockstep.run import balance
-from lockstep.run.balance import Balance, OwnSeconds, balanced, check_measurable
+from lockstep.run.balance import MIN_SECONDS, SURE_SECONDS, Balance, OwnSeconds, balanced, check_measurable
 from lockstep.run.data_parallel import GroupPeers
 from lockstep.train.monitoring.worker_times import TimedPeers, build_clock
 
@@ -74,11 +73,13 @@ def _balance(samples: int = 3000, batch: int = 600, size: int = 3, prefetches: b
     return Balance(_World(size), loader, step=0)  # type: ignore[arg-type]
 
 
-def _update(shares: Balance, speeds: list[float], step: int, fixed: float = 0.0, loading: float = 0.0) -> bool:
-    """Report steps in which each worker computes its share of a step's whole work, at its speed."""
+def _update(
+    shares: Balance, speeds: list[float], step: int, fixed: float = 0.0, loading: float = 0.0, seconds: float = STEPS
+) -> bool:
+    """Report steps in which each worker computes its share of a step's whole work, `seconds` in all, at its speed."""
     whole = sum(shares.counts)
     pairs = zip(shares.counts, speeds, strict=True)
-    own = [OwnSeconds(STEPS * count / whole / speed, STEPS * fixed, STEPS * loading) for count, speed in pairs]
+    own = [OwnSeconds(seconds * count / whole / speed, STEPS * fixed, STEPS * loading) for count, speed in pairs]
     return shares.update(own, STEPS, step, step_in_epoch=3)
 
 
@@ -120,10 +121,11 @@ def test_small_differences_change_no_share() -> None:
     assert not any(_update(shares, [1.0, 1.02, 0.99], step) for step in range(10, 200, STEPS))
 
 
-def test_speeds_that_vary_around_a_mean_change_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "SURE_SECONDS", 12.0)  # four updates
+def test_speeds_that_vary_around_a_mean_change_no_share() -> None:
     shares, varying = _balance(), [[1.0, 1.1, 0.9], [1.0, 0.9, 1.1]]
-    assert not any(_update(shares, varying[step // STEPS % 2], step) for step in range(10, 200, STEPS))
+    seconds = 3 * SURE_SECONDS / 3.5  # of each worker a third, so that four updates are enough to be sure
+    updates = (_update(shares, varying[step // STEPS % 2], step, seconds=seconds) for step in range(10, 200, STEPS))
+    assert not any(updates)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +149,10 @@ def test_waiting_for_loader_processes_tells_no_speed(loading: float, changes: bo
     assert any(_update(shares, [1.0, 1.0, 0.5], step, loading=loading) for step in range(20, 60, STEPS)) == changes
 
 
-def test_short_times_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "MIN_SECONDS", 25.0)
-    shares = _balance()
-    assert [_update(shares, [1.0, 1.0, 0.3], step) for step in (20, 30, 40)] == [False, False, True]
+def test_short_times_are_added_up() -> None:
+    shares, seconds = _balance(), 3 * 0.3 * MIN_SECONDS / 2.5  # of which the slowest worker needs two and a half
+    updates = [_update(shares, [1.0, 1.0, 0.3], step, seconds=seconds) for step in (20, 30, 40)]
+    assert updates == [False, False, True]
 
 
 def test_a_worker_that_is_not_measured_is_reported_once() -> None:
@@ -181,10 +183,7 @@ def test_a_model_with_timed_batch_norms_can_be_copied_and_saved() -> None:
 
 
 @pytest.mark.parametrize(("layer", "refused"), [(nn.SyncBatchNorm(3), True), (nn.BatchNorm1d(3), False)])
-def test_waits_in_the_passes_of_a_gpu_are_refused(
-    layer: nn.Module, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(balance.accelerator, "overlaps", lambda device: device.type == "cuda")
+def test_waits_in_the_passes_of_a_gpu_are_refused(layer: nn.Module, refused: bool) -> None:
     models: list[Any] = [nn.Sequential(layer)]
     check_measurable(models, torch.device("cpu"), "--balance")
     if refused:

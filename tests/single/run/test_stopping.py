@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.errors import LostPeerError
 from lockstep.run.stopping import REQUESTS, Deadline, Stopping
 from lockstep.train import fit
-from lockstep.world import generations
+from lockstep.world.generations import HostsChangedError
 
 
 class Clock:
@@ -123,12 +122,9 @@ def test_the_second_ctrl_c_interrupts_a_worker_without_launcher(
             _send(signal.SIGINT)
 
 
-def test_a_signal_between_two_generations_is_for_the_next(
-    earlier: dict[int, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generations, "is_interruption", lambda error: isinstance(error, LostPeerError))
-    with pytest.raises(LostPeerError), Stopping(has_launcher=True).listening():
-        raise LostPeerError
+def test_a_signal_between_two_generations_is_for_the_next(earlier: dict[int, object]) -> None:
+    with pytest.raises(HostsChangedError), Stopping(has_launcher=True).listening():
+        raise HostsChangedError
     os.kill(os.getpid(), signal.SIGUSR1)
     stopping = Stopping(has_launcher=True)
     with stopping.listening():
@@ -136,18 +132,6 @@ def test_a_signal_between_two_generations_is_for_the_next(
         assert stopping.answer()
     assert stopping.reason == "SIGUSR1"
     assert {number: signal.getsignal(number) for number in earlier} == earlier
-
-
-def test_a_change_of_hosts_is_not_for_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generations, "host_changes", lambda since: (1, 1))
-    monkeypatch.setattr(generations, "is_interruption", lambda error: isinstance(error, LostPeerError))
-    with pytest.raises(LostPeerError), Stopping().listening():
-        raise LostPeerError
-    monkeypatch.setattr(generations, "host_changes", lambda since: (0, 0))
-    stopping = Stopping()
-    with stopping.listening():
-        stopping.ask()
-        assert not stopping.answer()
 
 
 def test_what_was_ignored_stays_ignored() -> None:
