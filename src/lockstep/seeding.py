@@ -16,7 +16,9 @@ from lockstep.world import accelerator
 
 def seed_all(*numbers: int) -> None:
     """Seed the global generators of Python, NumPy and torch with a hash of nonnegative integers."""
-    high, low = map(int, np.random.SeedSequence(numbers).generate_state(2))
+    # NumPy converts other sequences word by word, in as much time as the hash takes.
+    words = np.array(numbers, np.uint32) if max(numbers) < 1 << 32 else numbers
+    high, low = map(int, np.random.SeedSequence(words).generate_state(2))
     random.seed(high)
     np.random.seed(high)
     # Not torch.manual_seed, which records the call stack for each kind of unused device: 200 µs per step.

@@ -21,14 +21,14 @@ class Figures:
 
     def __init__(self, earlier: Mapping[str, Pairs]):
         """`earlier`: figures of an interrupted session, of all workers; on one of them."""
-        self._values: dict[str, list[torch.Tensor]] = {}
-        self._weights: dict[str, list[torch.Tensor]] = {}
+        self._values: dict[str, list[float | torch.Tensor]] = {}
+        self._weights: dict[str, list[float | torch.Tensor]] = {}
         self._earlier = dict(earlier)
 
     def add(self, figures: Mapping[str, float | torch.Tensor], weight: float | torch.Tensor) -> None:
         for name, value in figures.items():
-            self._values.setdefault(name, []).append(torch.as_tensor(value).detach().reshape(()))
-            self._weights.setdefault(name, []).append(torch.as_tensor(weight).detach().reshape(()))
+            self._values.setdefault(name, []).append(_scalar(value))
+            self._weights.setdefault(name, []).append(_scalar(weight))
 
     def own(self) -> dict[str, Pairs]:
         """Return each figure's numbers and weights in this worker's steps; waits for the device."""
@@ -56,12 +56,17 @@ class Figures:
         }
 
 
-def _numbers(scalars: Sequence[torch.Tensor]) -> list[float]:
+def _scalar(value: float | torch.Tensor) -> float | torch.Tensor:
+    return value.detach().reshape(()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def _numbers(scalars: Sequence[float | torch.Tensor]) -> list[float]:
     """Return the values of scalars, usually after one wait for their device."""
-    if len({scalar.device for scalar in scalars}) > 1:
-        scalars = [scalar.cpu() for scalar in scalars]
-    numbers: list[float] = torch.stack(list(scalars)).cpu().double().tolist()
-    return numbers
+    tensors = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    read = iter(torch.stack(tensors).cpu().double().tolist() if tensors else ())
+    return [next(read) if isinstance(scalar, torch.Tensor) else scalar for scalar in scalars]
 
 
 class LoopRecords:

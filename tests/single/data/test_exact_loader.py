@@ -19,12 +19,15 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
     get_worker_info,
 )
 
 from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.seeded_samples import Request, SeededSet
 from lockstep.errors import ConfigError, DataError
 from lockstep.run.connect import TrainingWorld
 from lockstep.world.launcher_environment import RankInfo
@@ -106,6 +109,23 @@ def test_few_samples_are_read_again_to_seed_them() -> None:
     for _ in range(2):
         list(world.loader(data, 6))
     assert data.reads <= 2 * (23 + 64 + 1)
+
+
+class NoisyTensors(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        return (super().__getitem__(index)[0] + torch.rand(()),)
+
+
+@pytest.mark.parametrize(("kind", "draws"), [(TensorDataset, [0.0, 0.0]), (NoisyTensors, None)])
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_only_samples_that_can_draw_are_seeded(kind: Any, draws: list[float] | None, is_subset: bool) -> None:
+    data = kind(torch.arange(6.0))
+    torch.manual_seed(5)
+    samples = SeededSet(Subset(data, range(5)) if is_subset else data, default_collate, None)
+    _, (batch,) = samples.__getitems__(Request(0, 1, [4, 2], [7, 8], 9, 2))
+    assert (torch.initial_seed() == 5) == (draws is not None)
+    draws = draws or [float(torch.rand((), generator=torch.Generator().manual_seed(seed))) for seed in (7, 8)]
+    assert batch.tolist() == pytest.approx([4 + draws[0], 2 + draws[1]])
 
 
 def test_epochs_and_seeds_differ() -> None:
