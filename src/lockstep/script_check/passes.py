@@ -1,6 +1,6 @@
 """Which samples the loaders of this worker deliver, for the records of `lockstep.script_check.recorder`.
 
-A record is of one pass of a DataLoader. A pass is an evaluation if no backward pass runs while it delivers batches. The
+A record is of one pass of a DataLoader. A pass is an evaluation if no backward pass runs with its batches. The
 record of an evaluation is sent when training goes on, with the number of calls since then that exchange results.
 """
 
@@ -36,6 +36,7 @@ class Pass:
     is_beside: bool = False  # a backward pass has run between its first and last batch
     trains: bool = False  # a backward pass has run since its first batch
     exchanges: int = 0  # of this worker before its first batch
+    calls: int = 0  # of models before its last batch
 
 
 class PassRecorder(TorchHooks):
@@ -48,16 +49,18 @@ class PassRecorder(TorchHooks):
     Attributes:
         exchanges: Calls that exchange tensors with other workers, so far.
         epochs: Complete passes that trained.
+        calls: Calls of models so far.
         last_optimizer: The number of the optimizer that took the last step; -1 before the first.
     """
 
     def __init__(self, rank: int, send: Callable[[dict[str, Any]], None]) -> None:
         self._rank, self._send_record = rank, send
-        self.exchanges = self.epochs = 0
+        self.exchanges = self.epochs = self.calls = 0
         self.last_optimizer = -1
         self._running: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._last: Pass | None = None  # the one that delivered the last batch
-        self._evaluated: list[dict[str, Any]] = []  # evaluations whose results may still be exchanged
+        # Without a backward pass yet: evaluations whose results may still be exchanged, and batches read ahead.
+        self._ended: list[tuple[Pass, dict[str, Any]]] = []
         self._contents: dict[tuple[Any, ...], str] = {}  # of samples of loader processes
 
     def send(self, event: str, **content: Any) -> None:
@@ -96,7 +99,7 @@ class PassRecorder(TorchHooks):
             return
         if not current.sizes:
             current.exchanges = self.exchanges
-        self._last = current
+        self._last, current.calls = current, self.calls
         indices = current.requested.popleft() if current.requested else None
         current.sizes.append(first_length(batch) if indices is None else len(indices))
         if not current.draws:
@@ -128,6 +131,8 @@ class PassRecorder(TorchHooks):
 
     def _end(self, iterator: Any, is_complete: bool) -> None:
         current = self._running.pop(iterator, None)
+        if current is self._last and current and self.calls > current.calls:
+            self._last = None  # else its last batch was read ahead, and is still to be used
         if current is None or not current.sizes or (current.is_beside and not current.trains):
             return  # the second loader of a step, of which only the last one that delivers a batch is known to train
         content = {
@@ -136,35 +141,35 @@ class PassRecorder(TorchHooks):
             "indices": current.indices,
             "sizes": current.sizes,
             "is_complete": is_complete and len(current.indices) < MAX_INDICES,
-            "is_evaluation": not current.trains,
             "exchanges": current.exchanges,
             "draws": current.draws,
         }
-        if not current.trains:
-            self._evaluated.append(content)
-            return
-        self.send("epoch", **content)
-        self.epochs += is_complete
+        self._ended.append((current, content))
+        if current.trains:
+            self._send_ended(-1)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         for current in self._running.values():
             current.is_beside |= bool(current.sizes)
         if self._last is not None:
             self._last.trains = True
-        self._send_evaluated()
+        self._send_ended()
 
     def results_are_exchanged(self, *_: Any, **__: Any) -> None:
         self.exchanges += 1
 
-    def _send_evaluated(self) -> None:
-        for content in self._evaluated:
-            self.send("epoch", **{**content, "exchanges": self.exchanges - content["exchanges"]})
-        self._evaluated.clear()
+    def _send_ended(self, first: int = 0) -> None:
+        """Send the records of the passes from `first` on."""
+        for current, content in self._ended[first:]:
+            exchanges = content["exchanges"] if current.trains else self.exchanges - content["exchanges"]
+            self.send("epoch", **{**content, "is_evaluation": not current.trains, "exchanges": exchanges})
+            self.epochs += current.trains and content["is_complete"]
+        del self._ended[first:]
 
     def finish(self) -> None:
         for iterator in list(self._running):
             self._end(iterator, is_complete=False)
-        self._send_evaluated()
+        self._send_ended()
 
 
 def _seed(iterator: Any) -> str:

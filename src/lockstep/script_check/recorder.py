@@ -104,6 +104,7 @@ class Recorder(PassRecorder):
         import torch
 
         level = self._depth.calls = getattr(self._depth, "calls", 0) + 1
+        self.calls += level == 1
         if level > 1 or not torch.is_grad_enabled():
             return
         module = getattr(module, "_orig_mod", module)  # of a compiled one

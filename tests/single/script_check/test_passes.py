@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from lockstep.script_check.passes import PassRecorder
@@ -23,3 +24,17 @@ def test_a_batch_that_fails_leaves_the_indices_of_the_next_one() -> None:
     recorder.backward_begins(None)
     recorder.loader_ends(iterator)
     assert [(each["indices"], each["sizes"]) for each in sent] == [([1], [1])]
+
+
+@pytest.mark.parametrize(("is_read_ahead", "trains"), [(True, True), (False, False)])
+def test_a_backward_pass_is_of_the_last_batch_if_that_was_read_ahead(is_read_ahead: bool, trains: bool) -> None:
+    sent: list[dict[str, Any]] = []
+    recorder, iterator = PassRecorder(0, sent.append), Iterator()
+    recorder.batch_is_requested(iterator, [0])
+    recorder.batch_arrives(iterator, torch.zeros(1), True)
+    recorder.calls += not is_read_ahead
+    recorder.loader_ends(iterator)
+    recorder.calls += is_read_ahead
+    recorder.backward_begins(None)
+    assert [each["is_evaluation"] for each in sent] == [not trains]
+    assert recorder.epochs == trains
