@@ -115,8 +115,9 @@ class Recorder(PassRecorder):
         self._has_fsdp |= _is_fsdp(module)
         self._norms.update((each, None) for each in module.modules() if getattr(each, "running_mean", None) is not None)
         self._states = self._states or fingerprints.of_random_states()
-        self._losses.is_rounded |= any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) or any(
-            parameter.dtype.itemsize < MIN_BYTES for parameter in module.parameters()
+        self._losses.is_rounded |= any(
+            parameter.dtype.itemsize < MIN_BYTES or torch.is_autocast_enabled(parameter.device.type)
+            for parameter in module.parameters()
         )
         if module.training:
             self._inputs += fingerprints.of_samples((inputs, named))
