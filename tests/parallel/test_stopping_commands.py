@@ -145,6 +145,32 @@ fit(net, data, data, epochs=100_000, batch_size=8, lr=0.01, run_dir="run", devic
 """
 
 
+LATE = """
+import os, signal, time
+import torch
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+def wait_for_nothing():
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.1)
+
+wait_for_nothing()
+"""
+
+
+def test_workers_that_do_not_stop_are_shown_before_they_are_killed(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    with started(
+        [*LOCKSTEP, "run", "-np", "2", "--stop-timeout", "1", "--", sys.executable, "late.py"], tmp_path
+    ) as job:
+        job.wait_until(lambda: job.text.count("ready") == 2)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 128 + signal.SIGTERM, job.text
+    assert "lockstep: ranks 0 and 1: in user code, at late.py:9 in wait_for_nothing" in job.text
+    assert "the workers did not stop within --stop-timeout 1 s and were killed" in job.text
+
+
 def test_a_stop_of_fit_in_a_script_is_one_line_and_no_failure(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FIT)
     with started(

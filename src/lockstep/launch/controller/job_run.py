@@ -14,6 +14,7 @@ from typing import Any
 
 from lockstep.config.run_paths import typed_command
 from lockstep.config.values import NOTICE
+from lockstep.diagnosis.explanation import grouped, ranks_text
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
@@ -186,6 +187,8 @@ class JobRun:
         waiting: set[asyncio.Future[Any]] = {*ends, *failing_answers, hanging, leaving}
         while not all(end.done() for end in ends):
             if not await self.signals.unless_given_up(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)):
+                if self.signals.are_late:
+                    await self._show_late_workers()
                 break
             if hanging.done():
                 self._hang, self.failed_at = hanging.result(), time.time()
@@ -199,6 +202,11 @@ class JobRun:
                 break
             waiting = {each for each in waiting if not each.done()}
         return [remote.outcome() for remote in self._remotes]
+
+    async def _show_late_workers(self) -> None:
+        """Print what the workers are doing that did not stop, before they are killed."""
+        for group in grouped([state for _, state in await self._states() if state.pid]):
+            say(f"lockstep: {ranks_text(group.ranks)}: {group.doing}")
 
     async def _end_the_others(self) -> None:
         """After a failure, wait briefly for related failures, end the other hosts' parts, and wait for the reports."""

@@ -30,6 +30,7 @@ class JobSignals:
     Attributes:
         stop: The first signal that asked to stop the job.
         killed: Why the workers were killed; "" if they were not.
+        are_late: Whether that is so because they did not stop in time.
         given_up: Set if the workers must not be waited for any longer.
     """
 
@@ -43,6 +44,7 @@ class JobSignals:
         self.notice = notice
         self.stop: signal.Signals | None = None
         self.killed = ""
+        self.are_late = False
         self.given_up = asyncio.Event()
         self._plan = plan
         self._forward = forward
@@ -81,9 +83,11 @@ class JobSignals:
             self._forward(signal.SIGINT if is_ours else signal.SIGTERM)
             more = "; press again to kill them" if number == signal.SIGINT else ""
             say(f"\nlockstep: {number.name}: stopping the workers{more}")
-            seconds = self._plan.stop_timeout
-            why = f"the workers did not stop within --stop-timeout {seconds:g} s and were killed"
-            asyncio.get_running_loop().call_later(seconds, self._kill, why)
+            asyncio.get_running_loop().call_later(self._plan.stop_timeout, self._end_late_workers)
+
+    def _end_late_workers(self) -> None:
+        self.are_late = not self.killed
+        self._kill(f"the workers did not stop within --stop-timeout {self._plan.stop_timeout:g} s and were killed")
 
     def _kill(self, why: str) -> None:
         self.killed = self.killed or why
