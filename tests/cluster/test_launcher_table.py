@@ -1,6 +1,6 @@
 """What is observed under which launcher: each row of the table in docs/reference/launchers.md is a job here.
 
-Its rank 1 is slow until rank 0 has a record that names it, and then hangs.
+Its rank 1 has another learning rate, is slow until rank 0 has a record that names it, and then hangs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def train(rank, size, ending):
     dist.init_process_group("gloo", rank=rank, world_size=size)
     model, slow = nn.parallel.DistributedDataParallel(nn.Linear(8, 1)), torch.ones(1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01 + rank / 100)
     batches, steps = DataLoader(TensorDataset(torch.randn(800, 8)), 8), 0
     while slow:
         for x, in batches:
@@ -129,6 +129,7 @@ def test_each_launcher_has_what_the_table_says(row: str, tmp_path: Path, request
     _check_records(tmp_path, text)
     host = r" \(\w+.*\)" if row in SEVERAL_HOSTS else ""
     assert len(re.findall(rf"lockstep: rank 1{host} slows all others down: .* in the forward pass", text)) == 1, text
+    assert text.count("settings of their optimizers differ (learning rates 0.01, 0.02)") == 1, text
     assert re.search(r"lockstep: rank 1 .*has not entered .*; rank 0 has waited for it for", text), text
     assert re.search(r"lockstep: rank 1 is in user code, at program.py:\d+ in train", text), text
 
@@ -137,6 +138,7 @@ def _check_records(folder: Path, text: str) -> None:
     records = list(read_records(folder / "steps/metrics.jsonl"))
     found = {each["kind"]: each for each in records}
     assert found["run"]["workers"] == 2
+    assert "the settings of their optimizers differ" in found["finding"]["text"]
     assert (found["straggler"]["ranks"], found["straggler"]["phase"]) == ([1], "forward")
     assert {"forward", "backward", "reduction"} <= {*found["step"]["phase_seconds"]}
     assert found["step"]["images_per_second"] > 0
@@ -150,7 +152,7 @@ def test_the_last_steps_are_recorded(row: str, tmp_path: Path, request: pytest.F
     last = list(read_records(tmp_path / "steps/metrics.jsonl"))[-1]
     assert (last["kind"], last["exit_code"], last["step"]) == ("end", 0, steps)
     printed = [line for line in done.stderr.splitlines() if line.startswith("lockstep: ")]
-    assert len(printed) == 1, done.stderr  # the slow rank
+    assert len(printed) == 2, done.stderr  # the weights that differ, and the slow rank
 
 
 def test_the_page_has_each_row() -> None:
