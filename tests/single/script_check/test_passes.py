@@ -27,7 +27,7 @@ def test_a_batch_that_fails_leaves_the_indices_of_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(("is_read_ahead", "trains"), [(True, True), (False, False)])
-def test_a_backward_pass_is_of_the_last_batch_if_that_was_read_ahead(is_read_ahead: bool, trains: bool) -> None:
+def test_a_batch_read_ahead_belongs_to_the_backward_pass(is_read_ahead: bool, trains: bool) -> None:
     sent: list[dict[str, Any]] = []
     recorder, iterator = PassRecorder(0, sent.append), Iterator()
     recorder.batch_is_requested(iterator, [0])
