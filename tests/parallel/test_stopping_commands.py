@@ -159,7 +159,7 @@ wait_for_nothing()
 """
 
 
-def test_workers_that_do_not_stop_are_shown_before_they_are_killed(tmp_path: Path) -> None:
+def test_workers_that_do_not_stop_are_shown_and_then_killed(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     with started(
         [*LOCKSTEP, "run", "-np", "2", "--stop-timeout", "1", "--", sys.executable, "late.py"], tmp_path
