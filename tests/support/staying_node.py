@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from waiting import SECONDS, until
+from time_limits import LIMIT_SECONDS, scaled, wait_until
 
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.world import NODE_PROCESS, MemberState, generations
@@ -24,7 +24,7 @@ class Node:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.workers = self.do(lambda: StayingWorkers(asyncio.Event()))
-        asyncio.run_coroutine_threadsafe(self.workers.open(), self._loop).result(SECONDS)
+        asyncio.run_coroutine_threadsafe(self.workers.open(), self._loop).result(scaled(LIMIT_SECONDS))
         self.address = self.do(lambda: self.workers.address_for(7))
 
     def do(self, work: Callable[[], T]) -> T:
@@ -33,13 +33,13 @@ class Node:
         async def body() -> T:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(body(), self._loop).result(SECONDS)
+        return asyncio.run_coroutine_threadsafe(body(), self._loop).result(scaled(LIMIT_SECONDS))
 
     def tell(self, **message: Any) -> None:
         self.do(lambda: self.workers.tell(message))
 
     def wait_until(self, is_true: Callable[[], bool]) -> None:
-        until(lambda: self.do(is_true))
+        wait_until(lambda: self.do(is_true))
 
     def stay(self, **named: Any) -> None:
         """Let this process stay, and wait until the node process has noticed."""
@@ -52,7 +52,7 @@ class Node:
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
 
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result(SECONDS)
+        asyncio.run_coroutine_threadsafe(close(), self._loop).result(scaled(LIMIT_SECONDS))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -68,4 +68,4 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     yield found
     found.end()
     if line := generations._line:
-        until(lambda: line.is_closed)
+        wait_until(lambda: line.is_closed)

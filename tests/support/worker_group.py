@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer imports it; importing it before the fork saves 4 s per worker
+from time_limits import Limit
 
 from lockstep import hvd
 from lockstep.world.launcher_environment import RankInfo
@@ -115,8 +116,10 @@ def on_hvd_workers(*sizes: int, **tables: Iterable[Any]) -> Callable[[Callable[.
 
 
 def _receive(pipe: Any) -> tuple[str, Any]:
-    if not pipe.poll(TIMEOUT_SECONDS):
-        return f"no answer in {TIMEOUT_SECONDS} s", None
+    limit = Limit(TIMEOUT_SECONDS)
+    while not pipe.poll(min(1.0, limit.left())):
+        if not limit.left():
+            return f"no answer in {TIMEOUT_SECONDS} s", None
     try:
         return pipe.recv()
     except EOFError:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from staying_node import Node
+from time_limits import wait_until
 from torch import nn
-from waiting import until
 from wide_optimizer import WideOptimizer
 
 from lockstep.hvd.elastic import ElasticSampler, TorchState
@@ -297,7 +297,7 @@ def test_changed_hosts_interrupt_once(node: Node, changes: int, skip_sync: bool)
     for change in (ADDED, REMOVED):
         if changes & change:
             node.tell(change=change)
-    until(lambda: host_changes(0)[1] == changes)
+    wait_until(lambda: host_changes(0)[1] == changes)
     state.batch = 1
     with pytest.raises(HostsUpdatedInterrupt) as caught:
         state.commit()
