@@ -53,7 +53,8 @@ def train(rank, size, ending):
         if rank == 0 and os.path.exists("steps/metrics.jsonl"):
             slow[0] = float('"straggler"' not in open("steps/metrics.jsonl").read())
         dist.all_reduce(slow, op=dist.ReduceOp.MIN)
-    print("trained", rank, steps, flush=True)
+    sys.stdout.write(f"trained {rank} {steps}\\n")  # at once: ranks may share the stream
+    sys.stdout.flush()
     if ending == "hang" and rank == 1:
         time.sleep(10_000)
     dist.barrier()

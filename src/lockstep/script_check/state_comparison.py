@@ -2,8 +2,8 @@
 
 Weights that differ are not a fault by themselves: workers may hold parts of a model, or average from time to time. They
 are one if DistributedDataParallel has averaged their gradients over all workers, if the gradients are equal, or if
-workers that began with equal weights have exchanged nothing for long. Equal samples are one if the losses are equal,
-too: a worker may load a whole batch and train on a part of it.
+workers that began with equal weights have exchanged nothing for long. Equal samples are one if losses and weights
+are equal, too: a worker may load a whole batch and train on a part of it, or hold a part of the model.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StateComparison:
     def _equal_samples(self, states: Sequence[TrainedState]) -> str:
         if self._same_samples is None or not all(state.samples and state.loss for state in states):
             return ""
-        if not _are_equal(states, lambda state: (state.samples, state.loss)):
+        if not _are_equal(states, lambda state: (state.samples, state.loss, state.weights)):
             self._same_samples = None
             return ""
         self._same_samples.add(states[0].samples)

@@ -162,11 +162,13 @@ class StateRecorder:
         if not compared:
             return None
         device = compared[0].device
+        # Workers that hold parts of one layer train on the same samples.
+        has_parts = any(is_sharded(parameter) for each in optimizers for parameter in parameters_of(each))
         parts = (
             [each for each in self._began.values() if each is not None],
             [_fingerprint(compared)],
             [_fingerprint([each.grad for each in compared if each.grad is not None])],
-            self._samples,
+            [] if has_parts else self._samples,
             [self._loss],
         )
         sums = [[each.to(device, non_blocking=True) for each in part if each is not None] for part in parts]

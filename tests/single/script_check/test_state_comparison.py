@@ -62,9 +62,11 @@ def test_equal_samples_are_reported_after_three_different_ones() -> None:
     assert [len(each) for each in found] == [0, 0, 0, 0, 0, 1, 0, 0]  # of no loader (0), then of three batches
 
 
-def test_samples_that_have_once_differed_are_not_reported() -> None:
+@pytest.mark.parametrize("own", [{"loss": 50}, {"weights": 20, "is_wrapped": False, "gradients": 30}])
+def test_equal_samples_trained_on_otherwise_are_no_fault(own: dict[str, object]) -> None:
+    """Each trains on a part of the batch, or holds a part of the model."""
     comparison = StateComparison(2)
-    changes = [({}, {"loss": 50}), *[({}, {})] * 5]  # a part of the batch is trained on by each
+    changes = [({}, own), *[({}, {})] * 5]
     for step, (one, other) in enumerate(changes, 1):
         each = {"step": step, "samples": step}
         assert not _compare({**one, **each}, {**other, **each}, comparison=comparison)
