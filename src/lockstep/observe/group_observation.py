@@ -59,6 +59,7 @@ class GroupObservation:
             self._leaving.append(GroupWatch(own, rank, size, self._hang).close)
         observer, job = self._observe(publisher.own_board()), self._job if rank == 0 else None
         exchange = StepExchange(rank, size, lambda: observer.published, observer.report_seconds, job)
+        observer.states.keep_each(2 * exchange.interval_seconds)
         self._leaving.append(StoreWatch(own, exchange.check, exchange.interval_seconds, exchange.finish).close)
         self._leaving.append(observer.guard(lambda: observer.publish() if observer.steps else None))
         return True

@@ -85,6 +85,10 @@ class StateRecorder:
         self._is_synchronized = False
         self._pending: tuple[TrainedState, Callable[[], list[int] | None]] | None = None
 
+    def keep_each(self, seconds: float) -> None:
+        """Make states at most so often: what reads them more rarely would find other steps of each worker."""
+        self._pace = replace(self._pace, seconds=max(self._pace.seconds, seconds))
+
     def wrapper_is_made(self, wrapper: Any) -> None:
         self._wrappers.add(wrapper)
 
@@ -129,7 +133,7 @@ class StateRecorder:
             return
         self._step += 1
         if self.is_due:
-            self._record(optimizer)
+            self._record()
         self.is_due = self._step + 1 == self._next
 
     def take(self) -> TrainedState | None:
@@ -140,7 +144,7 @@ class StateRecorder:
         began, weights, gradients, samples, loss = values
         return replace(state, began=began, weights=weights, gradients=gradients, samples=samples, loss=loss)
 
-    def _record(self, optimizer: Any) -> None:
+    def _record(self) -> None:
         now = time.monotonic()
         if self._step == self._pace.first or now - self._last >= self._pace.seconds:
             self._pending = self._state() or self._pending

@@ -51,6 +51,12 @@ def test_states_become_rarer_if_steps_are_fast_or_states_slow(pace: Pace) -> Non
     assert recorder._every >= 320
 
 
+def test_states_are_kept_until_a_slow_exchange_has_sent_them() -> None:
+    recorder, optimizer = _recorder(Pace(1, 10, 0.0, 1e9)), _optimizer()
+    recorder.keep_each(1e9)
+    assert [state.step for state in _step(recorder, optimizer, number=1000)] == [1]
+
+
 def test_all_optimizers_are_of_one_state() -> None:
     recorder, first, second = _recorder(Pace(2, 1, 0.0, 1e9)), _optimizer(), _optimizer()
     before, after = _step(recorder, first, second, number=3)
