@@ -1,7 +1,8 @@
-"""What the steps of a job's workers show: slow workers, and records. `python -m lockstep.observe` turns it on.
+"""What the steps of a job's workers show: slow and differing workers, and records; `python -m lockstep.observe`.
 
 - `job_steps`: where the steps of all workers arrive: in Lockstep's launcher, or else on rank 0.
-- `step_exchange`: sends them to rank 0 through the job's store, under launchers that do not watch their workers.
+- `group_observation`: takes part in a job under launchers that do not watch their workers. `step_exchange`: sends the
+  steps to rank 0 there, through the job's store.
 
 It may import `script_check`, `diagnosis`, `config`, `files` and `errors`.
 """

@@ -12,6 +12,12 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def managed_by(wrapper: Any, module: Any) -> list[Any]:
+    """Return the parameters of a module whose gradients its DistributedDataParallel averages."""
+    ignored = wrapper.parameters_to_ignore
+    return [each for name, each in module.named_parameters() if each.requires_grad and name not in ignored]
+
+
 def is_sharded(parameter: Any) -> bool:
     """Whether each worker holds another part of a parameter: FSDP's, or a distributed tensor."""
     return hasattr(parameter, "placements") or hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_handle")

@@ -22,7 +22,7 @@ from lockstep.diagnosis.early_exit import exit_early
 from lockstep.diagnosis.torch_hooks import steps_on_stack
 from lockstep.script_check import fingerprints
 from lockstep.script_check.fingerprints import line_of_script
-from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, parameters_of, settings_of
+from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, managed_by, parameters_of, settings_of
 from lockstep.script_check.passes import PassRecorder
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ class Recorder(PassRecorder):
         for inner in module.modules():
             self._wrapped[inner] = weakref.ref(wrapper)
         self._wrappers.append(weakref.ref(wrapper))
-        self._managed.update(
-            id(parameter)
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and name not in wrapper.parameters_to_ignore
-        )
+        self._managed.update(map(id, managed_by(wrapper, module)))
 
     def call_begins(self, module: Any, inputs: Any, named: Any) -> None:
         import torch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.diagnosis import replicas
 from lockstep.diagnosis.trained_state import UNKNOWN, TrainedState
 from lockstep.script_check.fingerprints import digest, line_of_script, tensors
-from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, parameters_of, settings_of
+from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, managed_by, parameters_of, settings_of
 
 if TYPE_CHECKING:
     import torch
@@ -203,8 +203,7 @@ class StateRecorder:
             for wrapper in self._wrappers
             if wrapper.process_group.size() == distributed.get_world_size()
             and getattr(wrapper, "_comm_hooks", None) == []  # a hook may average over some of the workers
-            for name, parameter in wrapper.module.named_parameters()
-            if parameter.requires_grad and name not in wrapper.parameters_to_ignore
+            for parameter in managed_by(wrapper, wrapper.module)
         )
 
 
