@@ -459,24 +459,24 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], reduces: bool) -> float:
     return float(right[0] / right[1])
 
 
-def _with_evaluation(reduces: bool, **named: Any) -> None:
+def _with_evaluation(evaluates: Callable[[DistributedDataParallel, Dataset[Any]], object]) -> None:
     start()
     model = DistributedDataParallel(net())
     optimizer, loader, held = sgd(model), sharded(data()), data(100)
     for epoch in range(3):
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         train(model, optimizer, loader, epochs=1, sets_epoch=False)
-        evaluate(model, sharded(held, shuffle=False, **named), reduces)
+        evaluates(model, held)
 
 
 @fault(EVALUATED, "no results are added up", "in loader:", "evaluation")
 def evaluates_own_part() -> None:
-    _with_evaluation(False)
+    _with_evaluation(lambda model, held: evaluate(model, sharded(held, shuffle=False), False))
 
 
 @fault(EVALUATED, "50 of 100", "in loader:", "evaluation")
 def evaluates_half() -> None:
-    _with_evaluation(True, num_replicas=4)
+    _with_evaluation(lambda model, held: evaluate(model, sharded(held, shuffle=False, num_replicas=4), True))
 
 
 class Noisy(Dataset[Any]):
@@ -774,31 +774,22 @@ def ddp_average() -> None:
 
 @correct
 def ddp_evaluates() -> None:
-    _with_evaluation(True)
+    _with_evaluation(lambda model, held: evaluate(model, sharded(held, shuffle=False), True))
 
 
 @correct
 def ddp_evaluates_on_rank_0() -> None:
-    start()
-    model = DistributedDataParallel(net())
-    optimizer, loader, held = sgd(model), sharded(data()), data(100)
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+    def evaluate_there(model: DistributedDataParallel, held: Dataset[Any]) -> None:
         if rank == 0:
             evaluate(model.module, DataLoader(held, BATCH), False)
         dist.barrier()
 
+    _with_evaluation(evaluate_there)
+
 
 @correct
 def ddp_evaluates_all_on_each() -> None:
-    start()
-    model = DistributedDataParallel(net())
-    optimizer, loader, held = sgd(model), sharded(data()), data(100)
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-        train(model, optimizer, loader, epochs=1, sets_epoch=False)
-        evaluate(model, DataLoader(held, BATCH), False)
+    _with_evaluation(lambda model, held: evaluate(model, DataLoader(held, BATCH), False))
 
 
 @correct

@@ -2,87 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
 
 import pytest
 import torch.distributed as dist
+from staying_node import Node
+from time_limits import LIMIT_SECONDS, wait_until
 
 from lockstep.errors import LostPeerError, WorldError
-from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.world import NODE_PROCESS, MemberState, generations, peer_loss
 from lockstep.world.generations import ADDED, REMOVED
-
-T = TypeVar("T")
-SECONDS = 60.0
-
-
-class Node:
-    """A node process's side, in a thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.workers = self.do(lambda: StayingWorkers(asyncio.Event()))
-        asyncio.run_coroutine_threadsafe(self.workers.open(), self._loop).result(SECONDS)
-        self.address = self.do(lambda: self.workers.address_for(7))
-
-    def do(self, work: Callable[[], T]) -> T:
-        """Do something in the loop."""
-
-        async def body() -> T:
-            return work()
-
-        return asyncio.run_coroutine_threadsafe(body(), self._loop).result(SECONDS)
-
-    def wait_until(self, is_true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not self.do(is_true):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def end(self) -> None:
-        async def close() -> None:
-            self.workers.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result(SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    found = Node()
-    monkeypatch.setenv(NODE_PROCESS, found.address)
-    monkeypatch.setattr(generations, "_line", None)
-    monkeypatch.setenv("RANK", "9")  # which `join_next` replaces
-    monkeypatch.delenv("LOCKSTEP_PROGRESS", raising=False)
-    yield found
-    found.end()
-    if line := generations._line:
-        _until(lambda: line.is_closed)
-
-
-def _stay(node: Node, **named: Any) -> None:
-    generations.stay(**named)
-    node.wait_until(lambda: node.workers.state(7) == MemberState.STAYS)
 
 
 def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    _stay(node, must_lead=True)
+    node.stay(must_lead=True)
     assert node.do(lambda: (node.workers.must_lead(7), node.workers.state(7), node.workers.state(8))) == (
         True,
         MemberState.STAYS,
@@ -94,48 +33,48 @@ def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkey
             node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
             assert not joining.done()
             node.do(lambda rank=rank: node.workers.answer(7, {"RANK": rank}))
-            joining.result(SECONDS)
+            joining.result(LIMIT_SECONDS)
             assert os.environ["RANK"] == rank
             assert node.do(lambda: node.workers.state(7)) == MemberState.STAYS
 
 
 def test_worker_that_is_not_needed_exits_with_success(node: Node) -> None:
-    _stay(node)
+    node.stay()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
         node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: node.workers.answer(7, {}))
         with pytest.raises(SystemExit) as exited:
-            joining.result(SECONDS)
+            joining.result(LIMIT_SECONDS)
         assert exited.value.code == 0
 
 
 def test_changes_count_until_a_generation_includes_them(node: Node) -> None:
-    _stay(node)
+    node.stay()
     for change in (ADDED, REMOVED):
-        node.do(lambda change=change: node.workers.tell({"change": change}))
-    _until(lambda: generations.host_changes(0) == (2, ADDED | REMOVED))
+        node.tell(change=change)
+    wait_until(lambda: generations.host_changes(0) == (2, ADDED | REMOVED))
     assert generations.host_changes(1) == (2, REMOVED)
     assert generations.host_changes(2) == (2, 0)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
         node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
-        joining.result(SECONDS)
+        joining.result(LIMIT_SECONDS)
     assert generations.host_changes(0) == (2, 0)
 
 
 def test_workers_that_introduce_themselves_late_hear_of_changes(node: Node) -> None:
-    node.do(lambda: node.workers.tell({"change": ADDED}))
-    _stay(node)
-    _until(lambda: generations.host_changes(0) == (1, ADDED))
+    node.tell(change=ADDED)
+    node.stay()
+    wait_until(lambda: generations.host_changes(0) == (1, ADDED))
 
 
 def test_store_of_a_lost_generation_is_not_waited_for(node: Node) -> None:
     """It has exited, and torch would try to reach it for minutes."""
-    _stay(node)
-    node.do(lambda: node.workers.tell({"over": True}))
-    assert generations.is_over(SECONDS)
+    node.stay()
+    node.tell(over=True)
+    assert generations.is_over(LIMIT_SECONDS)
     with (
         pytest.raises(WorldError, match="another worker disconnected before this one had connected"),
         generations.Connections().connecting(),
@@ -156,7 +95,7 @@ def test_loss_interrupts_a_worker_that_connects() -> None:
         ):
             reading = pool.submit(store.recv, 1)
             connections.shut_down()
-            assert reading.result(SECONDS) == b""
+            assert reading.result(LIMIT_SECONDS) == b""
         theirs.sendall(b"a")
         connections.shut_down()
         assert ours.recv(1) == b"a"
@@ -165,20 +104,20 @@ def test_loss_interrupts_a_worker_that_connects() -> None:
 def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.05)
     ended = threading.Event()
-    _stay(node, end_collectives=ended.set)
+    node.stay(end_collectives=ended.set)
     generations.check()
     assert not generations.is_over(0.0)
-    node.do(lambda: node.workers.tell({"over": True}))
-    assert generations.is_over(SECONDS)
-    assert ended.wait(SECONDS)
+    node.tell(over=True)
+    assert generations.is_over(LIMIT_SECONDS)
+    assert ended.wait(LIMIT_SECONDS)
     with pytest.raises(LostPeerError, match="start again without"):
         generations.check()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
         node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
-        node.do(lambda: node.workers.tell({"over": True}))  # of the one that it has left
+        node.tell(over=True)  # of the one that it has left
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
-        joining.result(SECONDS)
+        joining.result(LIMIT_SECONDS)
     assert not generations.is_over(0.0)
 
 
@@ -196,14 +135,14 @@ def test_only_a_worker_that_hangs_in_a_collective_exits(
 ) -> None:
     monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(generations, "HUNG_SECONDS", 0.5)
-    monkeypatch.setattr(generations, "HUNG_CPU_SECONDS", -1.0 if is_busy else SECONDS)
+    monkeypatch.setattr(generations, "HUNG_CPU_SECONDS", -1.0 if is_busy else LIMIT_SECONDS)
     lock, errors, ended = threading.Lock(), list[Exception](), threading.Event()
     monkeypatch.setattr(peer_loss, "end_process", lambda error: (errors.append(error), lock.release()))
-    _stay(node, end_collectives=ended.set)
+    node.stay(end_collectives=ended.set)
     lock.acquire()
     if not exits:
         threading.Timer(1.0, lock.release).start()
-    node.do(lambda: node.workers.tell({"over": True}))
+    node.tell(over=True)
     exec(compile("lock.acquire()", file, "exec"), {"lock": lock})
     assert ended.is_set()
     assert [type(each) for each in errors] == [LostPeerError] * exits
@@ -214,17 +153,17 @@ def test_late_news_still_explain_a_disconnected_peer(
     node: Node, monkeypatch: pytest.MonkeyPatch, text: str, is_ours: bool
 ) -> None:
     monkeypatch.setattr(generations, "NEWS_SECONDS", 0.05)
-    monkeypatch.setattr(generations, "LOSS_NEWS_SECONDS", SECONDS)
-    _stay(node)
+    monkeypatch.setattr(generations, "LOSS_NEWS_SECONDS", LIMIT_SECONDS)
+    node.stay()
     with ThreadPoolExecutor(1) as pool:
         verdict = pool.submit(generations.is_interruption, RuntimeError(text))
         if is_ours:
             node.wait_until(lambda: node.workers.has_lost_peer)
         else:
-            verdict.result(SECONDS)
+            verdict.result(LIMIT_SECONDS)
             assert not node.do(lambda: node.workers.has_lost_peer)
-        node.do(lambda: node.workers.tell({"over": True}))
-        assert verdict.result(SECONDS) == is_ours
+        node.tell(over=True)
+        assert verdict.result(LIMIT_SECONDS) == is_ours
 
 
 def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,19 +178,19 @@ def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_lost_node_process_is_an_error(node: Node) -> None:
-    _stay(node)
+    node.stay()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(generations.join_next)
         node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
         node.do(lambda: [line.writer.close() for line in node.workers._lines.values()])
         with pytest.raises(WorldError, match="the node process on this host"):
-            joining.result(SECONDS)
+            joining.result(LIMIT_SECONDS)
 
 
 def test_only_the_first_process_of_a_worker_stays(node: Node) -> None:
-    _stay(node)
+    node.stay()
     host, port, secret, number = node.address.split(":")
-    with socket.create_connection((host, int(port)), SECONDS) as child:
+    with socket.create_connection((host, int(port)), LIMIT_SECONDS) as child:
         child.sendall(f'{{"secret": "{secret}", "worker": {number}, "must_lead": true}}\n'.encode())
         assert child.recv(1) == b""
     assert node.do(lambda: (node.workers.state(7), node.workers.must_lead(7))) == (MemberState.STAYS, False)
@@ -265,20 +204,13 @@ STRANGERS = ["\n", "{}\n", "[]\n", HELLO % "wrong", '{"secret": null, "worker": 
 @pytest.mark.parametrize("text", STRANGERS)
 def test_strangers_are_turned_away(node: Node, text: str) -> None:
     host, port, *_ = node.address.split(":")
-    with socket.create_connection((host, int(port)), SECONDS) as stranger:
+    with socket.create_connection((host, int(port)), LIMIT_SECONDS) as stranger:
         stranger.sendall(text.encode("latin-1"))
         stranger.shutdown(socket.SHUT_WR)
         with suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
     assert node.do(lambda: node.workers.state(7)) == MemberState.ENDS
-    _stay(node)
-
-
-def _until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    node.stay()
 
 
 def test_interrupted_connecting_does_not_rename_the_next_group() -> None:
