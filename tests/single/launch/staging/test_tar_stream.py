@@ -11,9 +11,10 @@ import socket
 import stat
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from disks import largest_file
@@ -133,15 +134,29 @@ def test_file_written_through_a_mapping_is_copied(tmp_path: Path) -> None:
         assert _copy(tmp_path / "x", tmp_path / "disk").read_bytes() == b"b" + b"a" * 8191
 
 
-class _ChangingStream(io.BytesIO):
-    """Calls a function when the first chunk is written: the small files have been read, and deep/c was opened."""
+class _OpenedSource(SharedSource):
+    """A source whose opened paths are known."""
 
-    def __init__(self, change: Callable[[], object]) -> None:
+    opened: ClassVar[set[str]] = set()
+
+    def open(self, path: str) -> OpenedPath:
+        opened = super().open(path)
+        self.opened.add(path)
+        return opened
+
+
+class _ChangingStream(io.BytesIO):
+    """Calls a function when the first chunk of deep/c is written: the small files have been read."""
+
+    def __init__(self, source: Path, change: Callable[[], object]) -> None:
         super().__init__()
+        self._paths = {str(path) for path in (source, *source.rglob("*"))}
         self._change: Callable[[], object] | None = change
 
     def write(self, data: Any) -> int:
         if self._change:
+            while not self._paths <= _OpenedSource.opened:  # threads open what comes after deep/c
+                time.sleep(0.001)
             self._change()
         self._change = None
         return super().write(data)
@@ -168,7 +183,7 @@ def test_source_that_changes_while_it_is_read_is_named(
     source: Path, change: Callable[[Path], object], message: str
 ) -> None:
     with pytest.raises(CopyError, match=message):
-        pack([SharedSource(str(source))], _ChangingStream(lambda: change(source)))
+        pack([_OpenedSource(str(source))], _ChangingStream(source, lambda: change(source)))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +214,7 @@ def test_link_to_a_file_while_it_is_read_changes_nothing(source: Path, tmp_path:
         (tmp_path / "link").hardlink_to(source / "deep" / "c")  # as uv and conda do
         (source / "__pycache__").mkdir()
 
-    pack([SharedSource(str(source), is_environment=True)], _ChangingStream(change))
+    pack([_OpenedSource(str(source), is_environment=True)], _ChangingStream(source, change))
     assert (source / "__pycache__").exists()
 
 
