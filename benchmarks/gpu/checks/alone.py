@@ -34,7 +34,7 @@ from lockstep.train.fit import configure
 from lockstep.train.job import Job
 from lockstep.train.loop import take_step
 from lockstep.train.setup import build_job
-from lockstep.world import accelerator
+from lockstep.world import accelerator, machine
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.rendezvous import serve_store
 from lockstep.world.step_clock import StepClock
@@ -99,7 +99,7 @@ def check_what_is_known_of_the_device() -> None:
     assert 0 < accelerator.peak_memory(device) < accelerator.total_memory(device)
     assert accelerator.has_collectives(device.type)
     assert not accelerator.is_capturing(device)
-    print(f"  {accelerator.identity(device)}; {', '.join(accelerator.drivers())}; {', '.join(accelerator.libraries())}")
+    print(f"  {accelerator.identity(device)}; {', '.join(machine.drivers())}; {', '.join(accelerator.libraries())}")
     accelerator.seed(3)
     first = torch.rand(5, device=device)
     accelerator.seed(3)

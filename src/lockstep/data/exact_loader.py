@@ -8,12 +8,11 @@ epoch can start at any step. Iterable data sets are read whole by each worker, w
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,15 +27,9 @@ from torch.utils.data import (
 
 from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 from lockstep.data.random_draws import Draws, Indices
-from lockstep.data.seeded_samples import (
-    Request,
-    SeededSet,
-    StreamSet,
-    begin_with,
-    generators_kept,
-    seed_generators,
-)
-from lockstep.data.sharding import Sharding, permutation, share
+from lockstep.data.seeded_samples import Request, SeededSet, StreamSet, begin_with, generators_kept
+from lockstep.data.sharding import Sharding
+from lockstep.data.shares import EvaluationShares, Part, Shares
 from lockstep.errors import ConfigError, DataError
 from lockstep.models.nested import map_tensors
 from lockstep.world import accelerator
@@ -53,145 +46,6 @@ OWN_GENERATORS = (
 # samples that are read again miss it in 1 of 700,000 jobs; a set of 8 samples, each read 9 times, in 1 of 2,000.
 CHECKED_READS, CHECKED_IN_BATCH = 64, 8
 DRAWN = 1 << 14  # seeds of samples, drawn at once: those of a batch alone take 14 µs, however few
-
-
-class Part(NamedTuple):
-    """A batch of this worker, which is its part of a step or, with accumulation, of several batches of a step.
-
-    Attributes:
-        places: Where its samples are in the order of the epoch, int64 [N].
-        weight: The factor of the mean loss over this batch in the mean over the global batch, times the workers.
-        starts_step: Whether it is the step's first batch.
-        completes_step: Whether it is the last.
-        is_filler: Whether its only sample must not count, because this worker has none in the step.
-    """
-
-    places: Indices
-    weight: float
-    starts_step: bool
-    completes_step: bool
-    is_filler: bool = False
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that count."""
-        return 0 if self.is_filler else len(self.places)
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How epochs are cut into this worker's batches for training."""
-
-    world: World
-    sharding: Sharding
-    shuffle: bool
-    sampler: Sampler[int] | None
-    balances: bool = False
-
-    def order(self, epoch: int) -> Indices:
-        """Return the epoch's samples. Collective if there is a sampler.
-
-        Raises:
-            DataError: The sampler's order differs between two calls, or between workers, or has another length.
-        """
-        if self.sampler is None:
-            count = self.sharding.samples
-            return permutation(count, self.sharding.seed, epoch) if self.shuffle else np.arange(count)
-        order = self._draw(epoch)
-        if len(order) != self.sharding.samples:
-            raise DataError(
-                f"the sampler announced {self.sharding.samples:,} samples, but epoch {epoch} has {len(order):,}"
-            )
-        if not np.array_equal(order, self._draw(epoch)):
-            raise DataError(
-                "sampler=: its order differs when it is drawn again with the same seeds; draw from the global "
-                "generators, or from an attribute `generator`, in its __iter__"
-            )
-        if len(set(self.world.gather(hashlib.sha256(order.tobytes()).hexdigest()))) > 1:
-            raise DataError(
-                "sampler=: its order differs between the workers; it must cover the whole data set, with the same "
-                "order on each worker, from which the loader takes the worker's share"
-            )
-        return order
-
-    def _draw(self, epoch: int) -> Indices:
-        assert self.sampler is not None
-        seed = int(Draws(self.sharding.seed, epoch, np.zeros(1, np.int64)).bits("sampler")[0])
-        if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
-            generator.manual_seed(seed)
-        with generators_kept():
-            seed_generators(seed)
-            return np.fromiter(self.sampler, dtype=np.int64)
-
-    @property
-    def steps(self) -> int:
-        """The number of steps of an epoch."""
-        return self.sharding.steps_per_epoch
-
-    def parts(self, step: int) -> list[Part]:
-        """Return this worker's batches of a step."""
-        sharding = self.sharding
-        place, count, passes = sharding.places(step), sharding.count(step), sharding.passes(step)
-        if place.start == place.stop:  # fewer samples than workers: it must take part in the step
-            return [Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True)]
-        whole = np.arange(place.start, place.stop)
-        pieces = np.array_split(whole, passes) if passes > 1 else [whole]
-        return [
-            Part(places, len(places) * sharding.size / count, number == 1, number == passes)
-            for number, places in enumerate(pieces, start=1)
-        ]
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether the mean of the workers' mean losses can differ from the mean over the global batch."""
-        steps = {0, self.sharding.steps_per_epoch - 1}
-        return (
-            self.balances
-            or self.sharding.passes_per_step > 1
-            or any(self.sharding.count(step) % self.sharding.size for step in steps)
-        )
-
-
-@dataclass(frozen=True)
-class EvaluationShares:
-    """How an evaluation is cut: each sample once, and as many batches for each worker where that is possible.
-
-    The workers' numbers of samples differ by at most one, and so do those of a worker's batches.
-    """
-
-    samples: int
-    batch: int
-    rank: int
-    size: int
-
-    def order(self, epoch: int) -> Indices:
-        return np.arange(self.samples)
-
-    @property
-    def steps(self) -> int:
-        """The number of this worker's batches."""
-        return min(self._most_batches, len(self._mine))
-
-    def parts(self, step: int) -> list[Part]:
-        """Return a batch."""
-        piece = share(len(self._mine), step, self.steps)
-        return [Part(np.array(self._mine[piece]), 1.0, True, True)]
-
-    @property
-    def _mine(self) -> range:
-        return range(self.samples)[share(self.samples, self.rank, self.size)]
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all workers have the same number of batches."""
-        return self.samples // self.size >= self._most_batches
-
-    @property
-    def _most_batches(self) -> int:
-        most_samples = -(-self.samples // self.size)
-        return -(-most_samples // self.batch)
-
-    needs_weights = False
 
 
 class ExactLoader:
@@ -377,7 +231,7 @@ class ExactLoader:
                 self._coming = part
                 self.between()
                 began = time.perf_counter()
-                found, batch = self._next(batches, None if self.is_within_step else self.seed_step)
+                found, batch = _next(batches, None if self.is_within_step else self.seed_step, self.prefetches)
                 self._wait_seconds += time.perf_counter() - began
                 if found and self._is_stream:
                     self._compare(found)
@@ -440,16 +294,6 @@ class ExactLoader:
         assert isinstance(self.shares, Shares)
         self.shares = replace(self.shares, sharding=replace(self.shares.sharding, fractions=fractions))
         self._cuts.append((first_step, self.shares))
-
-    def _next(self, batches: Iterator[Any], seed_step: Callable[[], None] | None) -> Any:
-        if seed_step is not None:
-            batch = next(batches)
-            seed_step()
-            return batch
-        if self._processes.count:
-            return next(batches)
-        with generators_kept():
-            return next(batches)
 
 
 def build_loader(
@@ -523,6 +367,17 @@ def build_loader(
     if is_stream:
         samples = StreamSet(dataset, collate, seed_sample, count, has_length=length is None)
     return ExactLoader(samples, shares, seed=seed, device=device, pin_memory=pins, warn=warn, **options)
+
+
+def _next(batches: Iterator[Any], seed_step: Callable[[], None] | None, is_from_process: bool) -> Any:
+    if seed_step is not None:
+        batch = next(batches)
+        seed_step()
+        return batch
+    if is_from_process:
+        return next(batches)
+    with generators_kept():
+        return next(batches)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

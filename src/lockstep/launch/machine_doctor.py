@@ -17,7 +17,7 @@ from lockstep import __version__
 from lockstep.errors import WorldError
 from lockstep.launch.gpus_doctor import try_gpus
 from lockstep.launch.plan.site_profiles import Site
-from lockstep.world import accelerator
+from lockstep.world import accelerator, machine
 from lockstep.world.devices import usable_cores
 from lockstep.world.launcher_environment import RankInfo
 
@@ -79,7 +79,7 @@ def _versions() -> Iterator[Fact]:
 def _devices() -> Iterator[Fact]:
     import torch
 
-    kind, drivers = accelerator.kind(), ", ".join(accelerator.drivers())
+    kind, drivers = accelerator.kind(), ", ".join(machine.drivers())
     for index in range(accelerator.count()):
         device = torch.device(kind or "cpu", index)
         memory = accelerator.total_memory(device) / GIB

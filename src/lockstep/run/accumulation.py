@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lockstep.data.exact_loader import ExactLoader, Part
+from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.shares import Part
 from lockstep.errors import ConfigError
 from lockstep.run.named_states import is_sharded
 from lockstep.run.position import LoopPosition

@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from lockstep.config.schema import BackendChoice, DeviceChoice, ParallelConfig, RunConfig, TrainConfig
-from lockstep.data.exact_loader import EvaluationShares, ExactLoader, build_loader
+from lockstep.data.exact_loader import ExactLoader, build_loader
+from lockstep.data.shares import EvaluationShares
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.run.data_parallel import replicate, synchronize_batch_norm

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.data.exact_loader import ExactLoader, Shares
+from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.shares import Shares
 
 DERIVED = ("params", "initial_lr", "base_lrs")  # the last two follow from lr
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import first_line
@@ -371,16 +370,6 @@ def build() -> str:
     known = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "oneAPI": torch.version.xpu}
     built = [f"{name} {number}" for name, number in known.items() if number]
     return ", ".join(built) or ("Apple GPUs" if torch.backends.mps.is_built() else "CPU only")
-
-
-def drivers(modules: Path = Path("/sys/module")) -> list[str]:
-    """Return the loaded GPU drivers of this Linux machine, with their versions where they have one."""
-    found = []
-    for module, maker in {"nvidia": "NVIDIA", "amdgpu": "AMD", "xe": "Intel", "i915": "Intel"}.items():
-        if (modules / module).is_dir():
-            number = modules / module / "version"
-            found.append(f"{maker} {module} {number.read_text().strip() if number.exists() else ''}".strip())
-    return found
 
 
 def why_none() -> str:

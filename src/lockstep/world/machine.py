@@ -28,7 +28,7 @@ def describe_machine(workers: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": _packages(),
         "torch_build": accelerator.build(),
-        "drivers": accelerator.drivers(),
+        "drivers": drivers(),
         "processor": _processor(),
         "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -36,6 +36,16 @@ def describe_machine(workers: int) -> dict[str, Any]:
         "workers": workers,
         "threads_per_worker": torch.get_num_threads(),
     }
+
+
+def drivers(modules: Path = Path("/sys/module")) -> list[str]:
+    """Return the loaded GPU drivers of this Linux machine, with their versions where they have one."""
+    found = []
+    for module, maker in {"nvidia": "NVIDIA", "amdgpu": "AMD", "xe": "Intel", "i915": "Intel"}.items():
+        if (modules / module).is_dir():
+            number = modules / module / "version"
+            found.append(f"{maker} {module} {number.read_text().strip() if number.exists() else ''}".strip())
+    return found
 
 
 def _packages() -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 
 from lockstep.cli import main
 from lockstep.launch.machine_doctor import Fact, examine
-from lockstep.world import accelerator
+from lockstep.world import accelerator, machine
 
 
 def _facts() -> dict[str, Fact]:
@@ -117,11 +117,11 @@ def test_small_shared_memory_names_its_users(
 
 
 def test_drivers_that_linux_has_loaded(tmp_path: Path) -> None:
-    assert accelerator.drivers(tmp_path) == []
+    assert machine.drivers(tmp_path) == []
     (tmp_path / "nvidia").mkdir()
     (tmp_path / "nvidia" / "version").write_text("550.54.15\n")
     (tmp_path / "xe").mkdir()
-    assert accelerator.drivers(tmp_path) == ["NVIDIA nvidia 550.54.15", "Intel xe"]
+    assert machine.drivers(tmp_path) == ["NVIDIA nvidia 550.54.15", "Intel xe"]
 
 
 def test_the_libraries_name_their_versions() -> None:

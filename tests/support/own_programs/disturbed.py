@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lockstep.data.exact_loader import Request, SeededSet
+from lockstep.data.seeded_samples import Request, SeededSet
 from lockstep.run import stopping
 from lockstep.run.training_run import TrainingRun
 
