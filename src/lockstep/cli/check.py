@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from lockstep.cli.parse import parse
 from lockstep.cli.run import split
 from lockstep.config.flags import arg
+from lockstep.config.values import check_global_batch
 from lockstep.diagnosis import CHECK
 from lockstep.errors import ConfigError, plural, require
 from lockstep.files.output import say
@@ -60,9 +61,6 @@ class CheckCommand:
         require(self.workers >= 2, "-np", self.workers, "at least 2: one worker has no others to agree with")
         require(self.steps >= 1, "--steps", self.steps, "at least 1")
         require(self.minutes > 0, "--minutes", self.minutes, "more than 0")
-        if self.invariance is not None:
-            divides = self.invariance > 0 and self.invariance % self.workers == 0
-            require(divides, "--invariance", self.invariance, f"a multiple of the {plural(self.workers, 'worker')}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,8 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(CheckCommand, "check", flags)
     if not program:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep check -- python train.py")
-    if (command.invariance is None) == any("{batch}" in word for word in program):
-        raise ConfigError("{batch} in the command, the samples per step of a worker, and --invariance N go together")
+    check_global_batch(program, "--invariance", command.invariance, [command.workers])
     plan = _plan(command, program, command.workers, command.steps)
     if command.where.dry_run:
         print(f"{command.workers} workers: {' '.join(program)}")

@@ -1,11 +1,11 @@
-"""Values of flags: sizes, time limits, and the functions that MODULE:FUNCTION names."""
+"""Values of flags: sizes, time limits, global batches, and the functions that MODULE:FUNCTION names."""
 
 from __future__ import annotations
 
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -89,3 +89,21 @@ def resolve(flag: str, reference: str) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"{flag} {reference}: module {module_name} has no function {name!r}")
     return function  # type: ignore[no-any-return]
+
+
+def check_global_batch(command: Sequence[str], flag: str, global_batch: int | None, counts: Sequence[int]) -> None:
+    """Check that a program takes its batch size, if the samples per step of all workers are given, and only then.
+
+    Raises:
+        ConfigError: It does not, or they cannot be divided.
+    """
+    takes_batch = any("{batch}" in word for word in command)
+    if takes_batch and global_batch is None:
+        raise ConfigError(f"{{batch}} in the command needs {flag} N, the samples per step of all workers")
+    if global_batch is None:
+        return
+    if not takes_batch:
+        raise ConfigError(f"{flag} needs {{batch}} in the command, such as: -- python train.py -b {{batch}}")
+    for workers in counts:
+        if global_batch < 1 or global_batch % workers:
+            raise ConfigError(f"{flag} {global_batch}: must be a multiple of {workers} workers")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.config.schema import TrainConfig
+from lockstep.config.values import check_global_batch
 from lockstep.errors import ConfigError, plural
 from lockstep.files.jsonl import RecordWriter
 from lockstep.train.optim.schedule import DEFAULT_BATCH, plan_batches
@@ -198,16 +199,8 @@ def plan_program_points(
     Raises:
         ConfigError: A number of workers is given twice, or the global batch cannot be divided, or is not used.
     """
-    takes_batch = any("{batch}" in word for word in command)
     check_counts(counts)
-    if takes_batch and global_batch is None:
-        raise ConfigError("{batch} in the command needs --global-batch N, the samples per step of all workers")
-    if global_batch is not None:
-        if not takes_batch:
-            raise ConfigError("--global-batch needs {batch} in the command, such as: -- python train.py -b {batch}")
-        for workers in counts:
-            if global_batch % workers:
-                raise ConfigError(f"--global-batch {global_batch}: must be a multiple of {workers} workers")
+    check_global_batch(command, "--global-batch", global_batch, counts)
     return shuffled([(workers, global_batch, (mode,)) for workers in sorted(counts)], repeats, seed)
 
 

@@ -13,10 +13,10 @@ from lockstep.errors import ConfigError
     [
         ([], "missing COMMAND"),
         (["-np", "1", "--", "python"], "-np 1: must be at least 2"),
-        (["--invariance", "3", "--", "python", "{batch}"], "--invariance 3: must be a multiple of the 2 workers"),
+        (["--invariance", "3", "--", "python", "{batch}"], "--invariance 3: must be a multiple of 2 workers"),
         (["--json", "--steps", "0", "--", "python"], "--steps 0: must be at least 1"),
-        (["--invariance", "4", "--", "python"], "and --invariance N go together"),
-        (["--", "python", "-b{batch}"], "and --invariance N go together"),
+        (["--invariance", "4", "--", "python"], "--invariance needs {batch} in the command"),
+        (["--", "python", "-b{batch}"], "{batch} in the command needs --invariance N"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], message: str) -> None:
