@@ -11,7 +11,7 @@ from command_lines import ours, refusal
 from layers import LAYERS
 from pages import ROOT
 
-PAGES = ("old-scripts", "migrate-from-horovod", "migrate-from-ddp", "run-anywhere")
+PAGES = ("old-scripts", "migrate-from-horovod", "migrate-from-ddp", "launching")
 
 
 @pytest.mark.parametrize("page", PAGES)
