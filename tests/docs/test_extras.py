@@ -76,7 +76,7 @@ class Use:
     script: str = ""
 
 
-FRAMEWORKS = "docs/howto/other-frameworks.md"
+FRAMEWORKS = "docs/howto/migrate-from-horovod.md"
 USES = {
     "mlflow": Use(f"{TRAIN} --track mlflow && python script.py", r"run FINISHED 0\.\d+", RUNS),
     "wandb": Use(f"WANDB_MODE=offline {TRAIN} --track wandb && ls run/wandb/offline-run-*", r"run-\w+\.wandb"),

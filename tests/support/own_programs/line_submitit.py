@@ -1,0 +1,23 @@
+"""Train a line on points."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train():
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(100):
+        inputs = torch.rand(32, 1)
+        loss = nn.functional.mse_loss(model(inputs), 3 * inputs + 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.4f}")
+
+
+train()
