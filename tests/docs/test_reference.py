@@ -165,14 +165,14 @@ def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
 
 
 def test_a_checkpoint_has_the_files_and_fields_of_the_page(run: Path) -> None:
-    words = _words("checkpoint.md")
+    words = _words("run-folder.md")
     folder = run / "checkpoints" / "best"
     assert {path.name for path in folder.iterdir()} <= words
     state = json.loads((folder / "state.json").read_text())
     assert not state.keys() - words
     assert not {*_keys(state["progress"]), *_keys(state["about"]), *state["states"]} - words
     assert not {*state["states"]["precision"], *state["states"]["optimizer"]} - words
-    text = (REFERENCE / "checkpoint.md").read_text(encoding="utf-8")
+    text = (REFERENCE / "run-folder.md").read_text(encoding="utf-8")
     flags = {name for name in state["job"] if name.startswith("--")}
     assert all(f"`{flag}`" in text for flag in flags)
     assert not {*_keys(json.loads((folder / "manifest.json").read_text()))} - words - {*_names(folder)}
@@ -183,7 +183,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def test_studies_records_have_the_fields_of_the_page(tmp_path: Path) -> None:
-    words = _words("study-records.md")
+    words = _words("run-folder.md")
     studies = ROOT / "examples" / "studies"
     loading = tmp_path / "loading.jsonl"
     flags = ["-j", "0", "--seconds", "0.01", "--out", str(loading)]

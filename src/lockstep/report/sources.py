@@ -141,7 +141,7 @@ def read_study(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     if others:
         warn(f"{path}: skipped {plural(others, 'record')} of a kind that the report does not draw")
     elif not found:
-        warn(f"{path} has no records, which are one JSON object per line (docs/reference/study-records.md)")
+        warn(f"{path} has no records, which are one JSON object per line (docs/reference/run-folder.md)")
         return []
     if damaged:
         warn(describe_damage(path, damaged))

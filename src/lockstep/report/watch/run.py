@@ -25,7 +25,7 @@ SILENT_RECORDS = 3  # without I/O records: multiple of the longest interval betw
 MAX_WORKERS = 10_000  # maximum number of workers whose files are read; a damaged record may claim any number
 _OTHER_JOBS = (
     "`lockstep train`, lockstep.train.fit and `lockstep run --observe-dir DIR` write them; for other jobs, use "
-    "`lockstep stacks` while they run (docs/howto/watch.md)"
+    "`lockstep stacks` while they run (docs/howto/report.md)"
 )
 PORTION_BYTES = 16 << 20  # read at a time; the view is redrawn after each portion
 IO_BYTES = 64 << 10  # read from the end of the I/O records, about 200 records
