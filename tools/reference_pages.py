@@ -197,15 +197,15 @@ def recipes_page() -> str:
     for group in groups_of(TrainConfig):
         flags = [flag for flag in flags_of(TrainConfig) if flag.group is group]
         title = "The job" if group is TrainConfig else flags[0].path[0]
-        parts += [f"### {title}\n", _paragraphs(group)[0], FIELDS + "\n".join(map(_field, flags)) + "\n"]
+        parts.append(f"- **{title}**: {', '.join(map(_field, flags))}.")
     return "\n".join(parts)
 
 
 def _field(flag: Flag) -> str:
-    names = flag.metavar.split("|") if flag.is_positional else names_of(flag)
-    default = None if flag.default is dataclasses.MISSING else show_value(flag, flag.default)
-    cells = (f"`{'.'.join(flag.path)}`", ", ".join(f"`{name}`" for name in names), f"`{default}`" if default else "-")
-    return f"| {' | '.join(cells)} |"
+    """Return a field's path, with its flag if that has another name."""
+    names = [name.replace("[no-]", "") for name in names_of(flag)]
+    is_same = flag.is_positional or f"--{flag.path[-1].replace('_', '-')}" in names
+    return f"`{'.'.join(flag.path)}`" + ("" if is_same else f" (`{names[-1]}`)")
 
 
 def _recipe(name: str) -> str:
@@ -313,10 +313,9 @@ Each table lists the fields that differ from the defaults.
 """
 FIELDS_HEAD = """## Every field
 
-Each field of a recipe, with its flag, which [`lockstep train`](command-line/train.md) explains, and the default if no
-recipe sets it. The arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`.
+The fields of a recipe, with the flag where its name differs. [`lockstep train`](command-line/train.md) explains each,
+with its default. The arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`.
 """
-FIELDS = "| field | flag | default |\n|---|---|---|\n"
 PAGES: dict[str, Callable[[], str]] = {**command_line_pages(), "recipes.md": recipes_page}
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import site_texts
 import yaml
 from commands import PROGRAMS, run
 from pages import ROOT
@@ -20,6 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "mkdocs.yml", folder)
     done = run([PROGRAMS / "zensical", "build", "--strict"], folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    site_texts.main(folder / "site")
     return folder / "site"
 
 
@@ -34,6 +36,13 @@ def test_every_page_is_built_and_found_by_the_search(site: Path) -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
     assert "all-reduce" in (site / "search.json").read_text()
+
+
+def test_every_page_is_there_as_markdown_that_llms_txt_lists(site: Path) -> None:
+    listed = re.findall(r"\]\(([\w./-]+)\)", (site / "llms.txt").read_text())
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    for name in listed:
+        assert "<!--" not in (site / name).read_text(), name
 
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
