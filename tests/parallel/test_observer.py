@@ -43,6 +43,15 @@ optimizer = torch.optim.AdamW(model.parameters())
 {LOOP}{END}
 dist.destroy_process_group()
 """
+SINGLE = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in DataLoader(torch.ones(24, 4), 8):
+    model(batch).mean().backward()
+    optimizer.step()
+"""
 FSDP = f"""{START}
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
@@ -195,6 +204,15 @@ def test_a_ddp_script_is_observed_without_changing_it(tmp_path: Path) -> None:
     first, *_, last = read_records(tmp_path / "observed/metrics.jsonl")
     assert (first["kind"], first["workers"]) == ("run", 2)
     assert (last["kind"], last["step"]) == ("end", 21)
+
+
+def test_a_program_without_a_launcher_is_observed_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SINGLE)
+    done = run([sys.executable, "program.py"], tmp_path, own_environment(LOCKSTEP_OBSERVE="observed"))
+    assert done.returncode == 0, done.stderr
+    first, *_, last = read_records(tmp_path / "observed/metrics.jsonl")
+    assert (first["kind"], first["workers"]) == ("run", 1)
+    assert (last["kind"], last["step"], last["exit_code"]) == ("end", 3, 0)
 
 
 @pytest.mark.parametrize("program", [pytest.param(FSDP, id="FSDP2"), pytest.param(HVD, id="hvd")])
