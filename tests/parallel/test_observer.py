@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import LOCKSTEP, Done, own_environment, run
+from commands import LOCKSTEP, TORCHRUN, Done, own_environment, run
+from ports import free_port
 
 from lockstep.files.jsonl import read_records
 
@@ -51,6 +52,29 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for batch in DataLoader(torch.ones(24, 4), 8):
     model(batch).mean().backward()
     optimizer.step()
+"""
+STARTED = """
+import io, os, sys, torch
+from torch import distributed as dist, multiprocessing
+
+def train(rank):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 + 0.1 * rank)
+    sys.stderr, is_named = io.StringIO(), torch.zeros(1)
+    while not is_named:
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        is_named.fill_("lockstep: " in sys.stderr.getvalue())
+        dist.all_reduce(is_named)
+    print(sys.stderr.getvalue(), end="")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if sys.argv[2:]:
+        multiprocessing.spawn(train, nprocs=2)
+    else:
+        train(int(os.environ["RANK"]))
 """
 FSDP = f"""{START}
 from torch.distributed.fsdp import fully_shard
@@ -213,6 +237,17 @@ def test_a_program_without_a_launcher_is_observed_if_asked(tmp_path: Path) -> No
     first, *_, last = read_records(tmp_path / "observed/metrics.jsonl")
     assert (first["kind"], first["workers"]) == ("run", 1)
     assert (last["kind"], last["step"], last["exit_code"]) == ("end", 3, 0)
+
+
+@pytest.mark.parametrize("by", ["mp.spawn", "torchrun"])
+def test_workers_that_the_only_worker_starts_are_compared(by: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STARTED)
+    command = [sys.executable, "program.py", str(free_port()), "spawn"]
+    if by == "torchrun":
+        command = [*TORCHRUN, "--master-port", str(free_port()), *command[1:-1]]
+    done = run([*LOCKSTEP, "run", "-np", "1", "--", *command], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("the settings of their optimizers differ (learning rates 0.1, 0.2)") == 1
 
 
 @pytest.mark.parametrize("program", [pytest.param(FSDP, id="FSDP2"), pytest.param(HVD, id="hvd")])

@@ -15,6 +15,7 @@
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1, or a folder for records, if programs are to be observed
 NOT_OBSERVED = ("", "0")  # its other values
+OBSERVE_STARTED = "LOCKSTEP_OBSERVE_STARTED"  # the variable that is set if programs that the worker starts are, too
 MEASURE = "LOCKSTEP_MEASURE"  # the variable "WARMUP,STEPS,NEEDS_SAMPLES,MEMORY_LIMIT", see `lockstep.world.measurement`
 MEASURE_SPAWNED = "LOCKSTEP_MEASURE_SPAWNED"  # the same, for the workers that the program starts itself
 CHECK = "LOCKSTEP_CHECK"  # the variable "STEPS,SECONDS", see `lockstep.script_check.hooks`

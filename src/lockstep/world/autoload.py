@@ -1,7 +1,8 @@
 """The entry point that `import torch` calls in every program: nearly free in those that are not observed.
 
 In jobs that Lockstep has launched, the launcher watches the workers. Under other launchers, LOCKSTEP_OBSERVE lets the
-workers do so themselves, from their first process group on: they need its store to find each other.
+workers do so themselves, from their first process group on: they need its store to find each other. So do workers that
+the only worker of a job starts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import CHECK, FOLDER, MEASURE, NOT_OBSERVED, OBSERVE
+from lockstep.diagnosis import CHECK, FOLDER, MEASURE, NOT_OBSERVED, OBSERVE, OBSERVE_STARTED
 
 if TYPE_CHECKING:
     from lockstep.diagnosis.board import Board
@@ -25,16 +26,19 @@ LONGEST_FOLDER = 107 - len("/listener-xxxxxxxx")  # of a Unix socket, whose path
 
 def attach() -> None:
     """Publish the progress of this program, and observe its steps, if it is a worker of a job that asks for it."""
+    observes_groups = os.environ.get(OBSERVE, "") not in NOT_OBSERVED
     if os.environ.get(FOLDER):
+        observes_groups = OBSERVE_STARTED in os.environ  # a worker has started this program
         try:
             from lockstep.diagnosis import publisher
 
-            publisher.attach_to_torch()
+            if not observes_groups:
+                publisher.attach_to_torch()
             name_after_job()
         except Exception as error:  # which would make `import torch` fail
             print(f"lockstep: this worker publishes no progress: {error!r}", file=sys.stderr)
         observe_if_asked()
-    elif os.environ.get(OBSERVE, "") not in NOT_OBSERVED:
+    if observes_groups:
         try:
             _observe_groups()
         except Exception as error:
@@ -61,7 +65,7 @@ def observe_if_asked(is_worker: bool = False) -> None:
         from lockstep.diagnosis.spawned_workers import allow_groups
 
         allow_groups(lambda: observe_if_asked(is_worker=True))
-    # Removed from the environment: programs that this one starts are not observed.
+    # Removed from the environment: programs that this one starts are observed only if they are workers of a group.
     is_wanted, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
     checked = os.environ.pop(CHECK, "")
     if not (is_wanted or length or checked) or not rank.isdecimal():
@@ -85,6 +89,8 @@ def observe_if_asked(is_worker: bool = False) -> None:
             observe(Measurement(int(warmup), int(steps), needs_samples == "1", memory_limit))
         elif board := publisher.own_board():
             observe(Observer(board))
+            if os.environ.get("WORLD_SIZE") == "1":
+                os.environ[OBSERVE_STARTED] = "1"
     except Exception as error:  # which would make `import torch` fail
         print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)
 
@@ -99,12 +105,14 @@ def _observe_groups() -> None:
     from lockstep.world.launcher_environment import RankInfo
 
     os.environ.setdefault(*flight_recorder.VARIABLE)
-    own, destroy, joined = observation(), distributed_c10d.destroy_process_group, [False]
+    folder = os.environ.get(FOLDER)
+    destroy, joined = distributed_c10d.destroy_process_group, [False]
 
     def begin(size: int, rank: int, ranks: list[int], backend: Any, store: Any, *_: Any, **__: Any) -> None:
         try:
-            if not ranks and size > 1 and not os.environ.get(FOLDER):  # the default group, and no launcher watches it
-                joined[0] |= own.join(store, rank, size)
+            is_watched = os.environ.get(FOLDER) != folder  # by a launcher that has started this program since
+            if not ranks and size > 1 and not is_watched:  # the default group
+                joined[0] |= observation().join(store, rank, size)
         except Exception as error:
             print(f"lockstep: this program is not observed: {error!r}", file=sys.stderr)
 
@@ -112,14 +120,14 @@ def _observe_groups() -> None:
     def leave_and_destroy(group: Any = None) -> None:
         if joined[0] and group in (None, distributed_c10d.GroupMember.WORLD):
             joined[0] = False
-            own.leave()  # while rank 0 serves the store
+            observation().leave()  # while rank 0 serves the store
         destroy(group)
 
     publisher.before_groups(begin)
     for module in (distributed_c10d, sys.modules["torch.distributed"]):
         vars(module)["destroy_process_group"] = leave_and_destroy
-    if not multiprocessing.parent_process() and RankInfo.from_environment().size == 1:
-        own.join(HashStore(), 0, 1)
+    if not folder and not multiprocessing.parent_process() and RankInfo.from_environment().size == 1:
+        observation().join(HashStore(), 0, 1)
 
 
 @functools.cache

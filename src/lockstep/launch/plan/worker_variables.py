@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.diagnosis import FOLDER as PROGRESS
-from lockstep.diagnosis import OBSERVE
+from lockstep.diagnosis import OBSERVE, OBSERVE_STARTED
 from lockstep.files.staged import STAGED
 from lockstep.world import LOSS, NODE_PROCESS, SNAPSHOTS, STARTED
 from lockstep.world.accelerator import VISIBLE
@@ -91,15 +91,15 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:
     """Return the part of the launcher's environment that its workers inherit.
 
-    It excludes SECRET and OBSERVE, which only the launcher needs, and PROGRESS, STAGED and RANK_INFO, which are the
-    launcher's own if it is a worker of another job. On this host, CUDA_VISIBLE_DEVICES and exported shell functions are
-    inherited. (Horovod drops them, because other hosts have other devices and shells.)
+    It excludes SECRET and OBSERVE, which only the launcher needs, and OBSERVE_STARTED, PROGRESS, STAGED and RANK_INFO,
+    which are the launcher's own if it is a worker of another job. On this host, CUDA_VISIBLE_DEVICES and exported shell
+    functions are inherited. (Horovod drops them, because other hosts have other devices and shells.)
 
     Args:
         elsewhere: For workers on another host, without variables that describe this host.
         into_image: For workers in a container, without variables that describe this host's programs.
     """
-    dropped = {"HOROVOD_ELASTIC", SECRET, OBSERVE, PROGRESS, STAGED, *RANK_INFO, *(OF_THE_HOST if elsewhere else ())}
-    dropped |= {*(OF_THE_IMAGE if into_image else ())}
+    dropped = {"HOROVOD_ELASTIC", SECRET, OBSERVE, OBSERVE_STARTED, PROGRESS, STAGED, *RANK_INFO}
+    dropped |= {*(OF_THE_HOST if elsewhere else ()), *(OF_THE_IMAGE if into_image else ())}
     prefixes = OF_THE_SESSION if elsewhere or into_image else ()
     return {name: environment[name] for name in environment if not name.startswith(prefixes) and name not in dropped}
