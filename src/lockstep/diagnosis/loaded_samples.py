@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 STATE = "_lockstep_state"  # the attribute of a loader's iterator
 END = object()
-MAX_OBJECTS = 1000  # of a batch, among which its first tensor is looked for
+MAX_OBJECTS = 1000  # of a batch, among which its tensors are looked for
 
 
 @dataclass(eq=False)
@@ -100,6 +103,11 @@ class LoadedSamples:
 
 def first_length(batch: Any) -> int:
     """Return the length of the first tensor in a nested batch; 0 if there is none among its first objects."""
+    return next((len(tensor) if tensor.dim() else 1 for tensor in tensors(batch)), 0)
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among the first objects of nested lists, tuples, mappings and objects with attributes."""
     import torch
 
     inner = [iter([batch])]
@@ -110,11 +118,10 @@ def first_length(batch: Any) -> int:
             if not inner:
                 break
         elif isinstance(item, torch.Tensor):
-            return len(item) if item.dim() else 1
+            yield item
         elif isinstance(item, Mapping):
             inner.append(iter(item.values()))
         elif isinstance(item, (list, tuple)):
             inner.append(iter(item))
         elif not callable(item):
             inner.append(iter(list(getattr(item, "__dict__", {}).values())))
-    return 0

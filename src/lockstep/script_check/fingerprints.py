@@ -18,6 +18,9 @@ from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lockstep.diagnosis import replicas
+from lockstep.diagnosis.loaded_samples import tensors
+
 if TYPE_CHECKING:
     import torch
 
@@ -42,17 +45,15 @@ def of_tensor(tensor: torch.Tensor) -> str:
     """Return the fingerprint of a tensor's bits, of any dtype, shape and device."""
     import torch
 
-    own = tensor.detach()
-    if own.is_sparse:
-        own = own.to_dense()
-    if own.numel() == 0:
-        return digest(str(own.dtype), 0)
+    own = _dense(tensor)
     bits = own.contiguous().reshape(-1).view(torch.uint8)
-    if len(bits) <= WHOLE:
-        return digest(str(own.dtype), bits.cpu().numpy().tobytes())
     step = len(bits) // WHOLE | 1  # odd: not always the same byte of an element
-    words = bits[: len(bits) // 4 * 4].view(torch.int32)
-    return digest(str(own.dtype), int(words.sum(dtype=torch.int64)), bits[::step].cpu().numpy().tobytes())
+    return digest(str(own.dtype), int(replicas.fingerprints([own])[0]), bits[::step].cpu().numpy().tobytes())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    own = tensor.detach()
+    return own.to_dense() if own.is_sparse else own
 
 
 def of_samples(batch: Any, count: int | None = None) -> list[str]:
@@ -73,28 +74,6 @@ def of_samples(batch: Any, count: int | None = None) -> list[str]:
         for row, content in zip(rows, bits.numpy(), strict=True):
             row.append(content.tobytes())
     return [digest(*row) for row in rows]
-
-
-def tensors(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists, tuples, mappings and objects with attributes, in their order."""
-    import torch
-
-    found: list[torch.Tensor] = []
-
-    def visit(item: Any, depth: int) -> None:
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif depth < MAX_DEPTH and isinstance(item, Mapping):
-            for value in item.values():
-                visit(value, depth + 1)
-        elif depth < MAX_DEPTH and isinstance(item, (list, tuple)):
-            for value in item[:MAX_ITEMS]:
-                visit(value, depth + 1)
-        elif depth < MAX_DEPTH and hasattr(item, "__dict__") and not callable(item):
-            visit(vars(item), depth + 1)
-
-    visit(batch, 0)
-    return found
 
 
 def of_data(data: Any) -> str:
@@ -150,8 +129,7 @@ def project(gradients: list[torch.Tensor | None]) -> float:
     for number, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        own = gradient.detach()
-        part = (own.to_dense() if own.is_sparse else own).reshape(-1)[:SIGNS].double().cpu()
+        part = _dense(gradient).reshape(-1)[:SIGNS].double().cpu()
         signs = torch.arange(len(part), dtype=torch.float64).add_(number).mul_(2.399963).cos_()
         total += float(part @ signs)
     return total

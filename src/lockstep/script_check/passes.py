@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis.loaded_samples import first_length
+from lockstep.diagnosis.loaded_samples import first_length, tensors
 from lockstep.diagnosis.torch_hooks import TorchHooks
 from lockstep.script_check import fingerprints
 
@@ -112,7 +112,7 @@ class PassRecorder(TorchHooks):
         if not seed:
             now = fingerprints.of_random_states()
             return {name: state for name, state in current.states.items() if now[name] != state}
-        shapes = str([tensor.shape[1:] for tensor in fingerprints.tensors(batch)])
+        shapes = str([tensor.shape[1:] for tensor in tensors(batch)])
         for index, content in zip(indices or [], fingerprints.of_samples(batch, len(indices or [])), strict=False):
             key = (current.about["data"], index, shapes)
             if self._contents.get(key, content) != content:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis import replicas
+from lockstep.diagnosis.loaded_samples import tensors
 from lockstep.diagnosis.trained_state import UNKNOWN, TrainedState
-from lockstep.script_check.fingerprints import digest, line_of_script, tensors
+from lockstep.script_check.fingerprints import digest, line_of_script
 from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, managed_by, parameters_of, settings_of
 
 if TYPE_CHECKING:
