@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +33,11 @@ class Finding:
 def events(records: Records, event: str) -> dict[int, list[Record]]:
     """Return the records of one kind, of each rank."""
     return {rank: [each for each in own if each["event"] == event] for rank, own in sorted(records.items())}
+
+
+def rows_of(columns: Iterable[Sequence[Record]]) -> list[tuple[Record, ...]]:
+    """Return the records of all workers, step by step, as far as each worker has any."""
+    return list(zip(*columns, strict=False))
 
 
 def are_equal(values: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from lockstep.errors import plural
-from lockstep.script_check.answers import Finding, Record, Records, events
+from lockstep.script_check.answers import Finding, Record, Records, events, rows_of
 
 SAME_LOSSES = "the first losses are those of one worker"
 SHARE = 0.1  # of what the losses differ between workers and change over the steps: more is not rounding
@@ -22,7 +22,7 @@ STEPS = 20  # of the job with one worker
 def judge_invariance(alone: Records, records: Records) -> Finding:
     """Compare the records of one worker with those of several, with the same samples per step."""
     single = next(iter(alone.values()))
-    steps = [list(row) for row in zip(*events(records, "step").values(), strict=False)]
+    steps = rows_of(events(records, "step").values())
     pairs = list(zip((step for step in single if step["event"] == "step"), steps, strict=False))
     first = [next((each for each in own if each["event"] == "optimizer"), None) for own in (single, records[0])]
     if first[0] is None or first[1] is None or not pairs:
@@ -74,7 +74,7 @@ def _fix(number: int, one: Record, row: Sequence[Record]) -> str:
     """Return what to change if the losses differ after `number` equal steps, by the first step of both jobs."""
     if number == 0:
         return "use the mean of a batch as the loss, not a sum, and weigh all samples of all workers equally"
-    for alone, group in zip(one["settings"] or [], row[0]["settings"] or [], strict=False):
+    for alone, group in zip(one["settings"], row[0]["settings"], strict=False):
         for name in alone:
             if alone[name] != group.get(name):
                 text = f"{name} is {alone[name]} with one worker and {group.get(name)} with {len(row)}"

@@ -66,7 +66,6 @@ class Recorder(PassRecorder):
         self._depth = threading.local()
         self._optimizers: dict[int, int] = {}  # numbers, by id
         self._kept: list[Any] = []  # so that no id is used again
-        self._settings: dict[int, Any] = {}
         self._names: dict[int, str] = {}  # of parameters, by id
         self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # inner modules of DDP
         self._managed: set[int] = set()  # ids of the parameters of DDP
@@ -198,22 +197,18 @@ class Recorder(PassRecorder):
         self._depth.steps = max(0, getattr(self._depth, "steps", 0) - 1)
         if self._depth.steps:
             return
-        settings = [settings_of(group) for group in optimizer.param_groups]
-        number = self._optimizers[id(optimizer)]
-        changed = settings if self._settings.get(number) != settings else None
-        self._settings[number] = settings
         self._step += 1
-        self.last_optimizer = number
+        self.last_optimizer = self._optimizers[id(optimizer)]
         self.send(
             "step",
-            optimizer=number,
+            optimizer=self.last_optimizer,
             line=line_of_script(),
             before=self._before,
             gradients=self._gradients,
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters_of(optimizer)],
             local=self._local.get(id(optimizer)),
             projection=self._projection,
-            settings=changed,
+            settings=[settings_of(group) for group in optimizer.param_groups],
             bare_call=self._bare_call,
             inputs=self._inputs,
             joins=self._joins,

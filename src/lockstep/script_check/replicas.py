@@ -8,13 +8,13 @@ itself. Weights that become equal again and again are averaged from time to time
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.errors import plural
-from lockstep.script_check.answers import Finding, Record, Records, Verdict, are_equal, events, ranks
+from lockstep.script_check.answers import Finding, Record, Records, Verdict, are_equal, events, ranks, rows_of
 
 SAME_START = "the workers begin with the same weights"
 SAME_WEIGHTS = "the weights stay equal after each step"
@@ -34,35 +34,30 @@ class Trained:
 
     Args:
         made: The record of its first step, by worker.
-        steps: Its steps, by worker.
+        steps: The records of each step that all workers have taken, by worker.
         places: The parameters that should be equal.
         local: The names of those that each worker keeps for itself.
         is_averaged: Whether weights that differ have become equal again, as with local SGD.
     """
 
-    workers: Sequence[int]
     made: Sequence[Record]
     steps: Sequence[Sequence[Record]]
     places: Sequence[int]
     local: Sequence[str]
     is_averaged: bool
 
-    @property
-    def common(self) -> int:
-        """The number of steps that all workers have taken."""
-        return min(map(len, self.steps))
+    def compared(self, record: Record, what: str) -> list[Any]:
+        """Return a worker's weights or gradients that should be equal."""
+        return [record[what][place] for place in self.places]
 
-    def weights(self, step: int) -> list[list[str]]:
-        """The compared weights after a step, by worker."""
-        return [[own[step]["weights"][place] for place in self.places] for own in self.steps]
+    def different(self, row: Sequence[Record], what: str = "weights") -> list[int]:
+        """Return the places of those that differ between the workers."""
+        return [place for place in self.places if not are_equal([each[what][place] for each in row])]
 
-    def gradients(self, worker: int, step: int) -> list[Any]:
-        return [self.steps[worker][step]["gradients"][place] for place in self.places]
-
-    def is_exchanged(self, step: int) -> bool:
-        """Whether all workers took the step with the same gradients."""
-        found = [self.gradients(worker, step) for worker in range(len(self.workers))]
-        return are_equal(found) and any(each is not None for each in found[0])
+    def is_exchanged(self, row: Sequence[Record]) -> bool:
+        """Whether all workers took a step with the same gradients."""
+        has_any = any(each is not None for each in self.compared(row[0], "gradients"))
+        return has_any and not self.different(row, "gradients")
 
     def name(self, place: int) -> str:
         return str(self.made[0]["names"][place])
@@ -81,46 +76,35 @@ def are_replicas(records: Records) -> bool:
 
 def judge_replicas(records: Records) -> list[Finding]:
     """Answer `QUESTIONS`, each by the first optimizer for which the answer is "no"."""
-    found: dict[str, list[Finding]] = {question: [] for question in QUESTIONS}
-    for trained in _optimizers(records):
-        for answer in (_same_start(trained), _same_weights(trained), _same_settings(trained), _one_mean(trained)):
-            found[answer.question].append(answer)
+    optimizers = list(_optimizers(records))
     silent = [rank for rank, own in events(records, "step").items() if not own]
     unseen = f"{ranks(silent)} took no step of an optimizer" if silent else "the workers train different parameters"
-    answers = [_worst(each) or Finding(question, "not seen", unseen) for question, each in found.items()]
-    return [*answers, _same_averages(records)]
-
-
-def _worst(answers: Sequence[Finding]) -> Finding | None:
     order: tuple[Verdict, ...] = ("no", "hint", "yes", "not seen")
-    return min(answers, key=lambda answer: order.index(answer.verdict), default=None)
+    answers = []
+    for question, judge in zip(QUESTIONS, (_same_start, _same_weights, _same_settings, _one_mean), strict=True):
+        found = [judge(each) for each in optimizers] or [Finding(question, "not seen", unseen)]
+        answers.append(min(found, key=lambda answer: order.index(answer.verdict)))
+    return [*answers, _same_averages(records)]
 
 
 def _optimizers(records: Records) -> Iterator[Trained]:
     made, steps = events(records, "optimizer"), events(records, "step")
-    if len(made) < 2:
-        return
-    for number in range(min(map(len, made.values()))):
-        of = [own[number] for own in made.values()]
+    for number, of in enumerate(zip(*made.values(), strict=False) if len(made) > 1 else ()):
         if not are_equal([(each["names"], each["shapes"]) for each in of]):
             continue  # each worker trains another part of the model
-        taken = [[step for step in own if step["optimizer"] == number] for own in steps.values()]
-        places: list[int] = []
-        local: list[int] = []
-        for place in range(len(of[0]["names"])):
-            if any(each["sharded"][place] for each in of):
-                continue
-            began_equal = are_equal([each["weights"][place] for each in of])
-            (places if began_equal or of[0]["managed"][place] else local).append(place)
-        if all(_is_reduced(taken, place) for place in local) or (not places and _trains_alone(of, taken)):
-            places, local = sorted([*places, *local]), []
-        names = [of[0]["names"][place] for place in local]
-        yield Trained(tuple(made), of, taken, places, names, _is_averaged(of[0], made, steps))
+        taken = rows_of([[step for step in own if step["optimizer"] == number] for own in steps.values()])
+        whole = [place for place in range(len(of[0]["names"])) if not any(each["sharded"][place] for each in of)]
+        began = Trained(of, taken, whole, (), False)
+        local = [place for place in began.different(of) if not of[0]["managed"][place]]
+        if all(_is_reduced(taken, place) for place in local) or (local == whole and _trains_alone(of, taken)):
+            local = []
+        places, names = [place for place in whole if place not in local], [began.name(place) for place in local]
+        yield replace(began, places=places, local=names, is_averaged=_is_averaged(of[0], made, steps))
 
 
 def _is_reduced(steps: Sequence[Sequence[Record]], place: int) -> bool:
     """Whether all workers change a parameter by the same gradients, which are not constant."""
-    rows = [[step["gradients"][place] for step in row] for row in zip(*steps, strict=False)]
+    rows = [[step["gradients"][place] for step in row] for row in steps]
     return all(map(are_equal, rows)) and len({row[0] for row in rows} - {None}) > 1
 
 
@@ -128,7 +112,7 @@ def _is_averaged(made: Record, all_made: Mapping[int, Sequence[Record]], steps: 
     """Whether differing weights became equal again before a later step, of this or another optimizer over them."""
     alike = {each["optimizer"] for own in all_made.values() for each in own if each["names"] == made["names"]}
     have_differed = False
-    for row in zip(*([step for step in own if step["optimizer"] in alike] for own in steps.values()), strict=False):
+    for row in rows_of([[step for step in own if step["optimizer"] in alike] for own in steps.values()]):
         if have_differed and are_equal([step["before"] for step in row]):
             return True
         have_differed |= not are_equal([step["weights"] for step in row])
@@ -137,16 +121,14 @@ def _is_averaged(made: Record, all_made: Mapping[int, Sequence[Record]], steps: 
 
 def _trains_alone(made: Sequence[Record], steps: Sequence[Sequence[Record]]) -> bool:
     """Whether nothing was exchanged in any step, or whole gradients were: not of a model in parts."""
-    exchanged = any(step["exchanges"] for own in steps for step in own) or made[0]["has_hvd"]
-    equal = any(are_equal([step["gradients"] for step in row]) for row in zip(*steps, strict=False))
-    return not exchanged or equal
+    exchanged = any(step["exchanges"] for row in steps for step in row) or made[0]["has_hvd"]
+    return not exchanged or any(are_equal([step["gradients"] for step in row]) for row in steps)
 
 
 def _same_start(trained: Trained) -> Finding:
     if not trained.places:
         return Finding(SAME_START, "not seen", "each worker has its own part of the weights")
-    unequal = [place for place in trained.places if not are_equal([made["weights"][place] for made in trained.made])]
-    if unequal:
+    if unequal := trained.different(trained.made):
         count = f"{len(unequal)} of {len(trained.places)} parameters differ before the first step"
         return Finding(SAME_START, "no", f"{count}, first {trained.name(unequal[0])}", trained.made[0]["line"], BEGIN)
     own = f"; {len(trained.local)} more are each worker's own, first {trained.local[0]}" if trained.local else ""
@@ -154,110 +136,84 @@ def _same_start(trained: Trained) -> Finding:
 
 
 def _same_weights(trained: Trained) -> Finding:
-    if not trained.places or not trained.common:
+    if not trained.places or not trained.steps:
         return Finding(SAME_WEIGHTS, "not seen", "no weights that should be equal were trained")
-    equal = [are_equal(trained.weights(step)) for step in range(trained.common)]
-    exchanged = any(trained.is_exchanged(step) for step in range(trained.common))
-    if exchanged and not are_equal([[made["weights"][place] for place in trained.places] for made in trained.made]):
+    if trained.different(trained.made) and any(map(trained.is_exchanged, trained.steps)):
         return Finding(SAME_WEIGHTS, "not seen", "they differ before the first step")
-    if all(equal):
-        return Finding(SAME_WEIGHTS, "yes", plural(trained.common, "step"))
-    first = equal.index(False)
-    if trained.made[0]["has_local_sgd"] and not trained.is_averaged:
-        text = f"the program averages them from time to time, but not within {plural(trained.common, 'step')}"
-        return Finding(SAME_WEIGHTS, "not seen", text)
+    first = next((number for number, row in enumerate(trained.steps) if trained.different(row)), None)
+    if first is None:
+        return Finding(SAME_WEIGHTS, "yes", plural(len(trained.steps), "step"))
     if trained.is_averaged:
         return Finding(SAME_WEIGHTS, "yes", "from time to time: they differ after some steps, and are averaged later")
-    after = zip(trained.places, zip(*trained.weights(first), strict=True), strict=True)
-    place = next(place for place, weights in after if not are_equal(weights))
+    if trained.made[0]["has_local_sgd"]:
+        text = f"the program averages them from time to time, but not within {plural(len(trained.steps), 'step')}"
+        return Finding(SAME_WEIGHTS, "not seen", text)
+    place = trained.different(trained.steps[first])[0]
     why, where, fix = _why(trained, first, place)
     return Finding(SAME_WEIGHTS, "no", f"from step {first + 1} on, first {trained.name(place)}: {why}", where, fix)
 
 
-class Reason(NamedTuple):
-    """Why weights differ: a sentence, the script's line, and what to change."""
-
-    text: str
-    where: str
-    fix: str
-
-
-def _why(trained: Trained, step: int, place: int) -> Reason:
-    """Return why a parameter differs after a step."""
-    where = trained.steps[0][step]["line"]
-    if not any(made["joined"] for made in trained.made):
+def _why(trained: Trained, number: int, place: int) -> tuple[str, str, str]:
+    """Return why a parameter differs after a step, the script's line, and what to change."""
+    row, made = trained.steps[number], trained.made[0]
+    line = row[0]["line"]
+    bare = next((each["bare_call"] for each in row if each["bare_call"]), "")
+    alone = next((each["no_sync"] for each in row if each["no_sync"]), "")
+    if not any(each["joined"] for each in trained.made):
         text = "the workers have no process group: each trains a model of its own"
-        return Reason(text, where, f"call torch.distributed.init_process_group() in each worker, and {WRAP}")
-    if shifted := _shifted(trained, step):
+        return text, line, f"call torch.distributed.init_process_group() in each worker, and {WRAP}"
+    if shifted := _shifted(trained, number):
         return shifted
-    settings = _settings_at(trained, step)
-    if not are_equal(settings):
+    if not are_equal(settings := [each["settings"] for each in row]):
         text = f"the settings differ: {_difference(settings)}"
-        return Reason(text, where, "set the optimizer from values that are equal on all workers")
-    if not trained.is_exchanged(step):
-        return _why_not_exchanged(trained, step, place)
-    if step and not are_equal([own[step]["before"] for own in trained.steps]):
-        text = "the weights were changed outside of the optimizer before the step"
-        return Reason(text, where, "change weights equally on each worker, or broadcast them")
-    text = "the gradients are equal, but the optimizers' states differ"
-    return Reason(text, where, "load or broadcast the optimizer's state on each worker")
-
-
-def _why_not_exchanged(trained: Trained, step: int, place: int) -> Reason:
-    """Return why the gradient of a parameter differs."""
-    rows = [own[step] for own in trained.steps]
-    bare = next((row["bare_call"] for row in rows if row["bare_call"]), "")
-    alone = next((row["no_sync"] for row in rows if row["no_sync"]), "")
+        return text, line, "set the optimizer from values that are equal on all workers"
+    if trained.is_exchanged(row):
+        if number and not are_equal([each["before"] for each in row]):
+            text = "the weights were changed outside of the optimizer before the step"
+            return text, line, "change weights equally on each worker, or broadcast them"
+        text = "the gradients are equal, but the optimizers' states differ"
+        return text, line, "load or broadcast the optimizer's state on each worker"
     if bare:
         text = "the loss bypasses DistributedDataParallel: the inner module is called"
-        return Reason(text, bare, "call the wrapped model instead of its .module")
+        return text, bare, "call the wrapped model instead of its .module"
     if alone:
         text = "its gradients were computed within no_sync() only, so they are not averaged"
-        return Reason(text, alone, "leave no_sync() for the last backward pass before each step")
-    if not trained.made[0]["has_wrapper"]:
-        return Reason("gradients are not averaged over the workers", rows[0]["line"], WRAP)
-    if not trained.made[0]["managed"][place]:
+        return text, alone, "leave no_sync() for the last backward pass before each step"
+    if not made["has_wrapper"]:
+        return "gradients are not averaged over the workers", line, WRAP
+    if not made["managed"][place]:
         text = "the parameter is not managed by DistributedDataParallel: it was added after wrapping"
-        return Reason(text, rows[0]["line"], "complete the model before it is wrapped")
-    return Reason("its gradients differ", rows[0]["line"], "use the wrapped model's output in the loss, on each worker")
+        return text, line, "complete the model before it is wrapped"
+    return "its gradients differ", line, "use the wrapped model's output in the loss, on each worker"
 
 
-def _shifted(trained: Trained, step: int) -> Reason | None:
+def _shifted(trained: Trained, number: int) -> tuple[str, str, str] | None:
     """Return the reason if a worker has skipped or repeated a step that the others took."""
-    for one, other in ((one, other) for one in range(len(trained.workers)) for other in range(len(trained.workers))):
-        if one == other or step + 1 >= len(trained.steps[other]):
+    if number + 1 == len(trained.steps):
+        return None
+    rows = (trained.steps[each] for each in (max(number - 1, 0), number, number + 1))
+    before, now, following = ([trained.compared(each, "gradients") for each in row] for row in rows)
+    for one, other in permutations(range(len(now)), 2):
+        if now[one] == now[other] or now[one] != following[other] or not any(now[one]):
             continue
-        own, following = trained.gradients(one, step), trained.gradients(other, step + 1)
-        if own == trained.gradients(other, step) or own != following or not any(own):
-            continue
-        line = trained.steps[one][step]["line"]
-        if step and trained.gradients(other, step) == trained.gradients(other, step - 1):
-            text = f"worker {trained.workers[other]} took step {step + 1} a second time, alone"
-            line = trained.steps[other][step]["line"]
-            return Reason(text, line, "call the optimizer's step equally often on each worker")
-        text = f"worker {trained.workers[one]} skipped step {step + 1}, which the others took"
-        return Reason(text, line, "decide on all workers together, for example by an all_reduce of the condition")
+        record = trained.steps[number][one]
+        if number and now[other] == before[other]:
+            record = trained.steps[number][other]
+            text = f"worker {record['rank']} took step {number + 1} a second time, alone"
+            return text, record["line"], "call the optimizer's step equally often on each worker"
+        text = f"worker {record['rank']} skipped step {number + 1}, which the others took"
+        return text, record["line"], "decide on all workers together, for example by an all_reduce of the condition"
     return None
 
 
-def _settings_at(trained: Trained, step: int) -> list[Any]:
-    """Return the settings of each worker's optimizer in a step; they are recorded where they change."""
-    return [
-        next((each["settings"] for each in reversed(own[: step + 1]) if each["settings"] is not None), None)
-        for own in trained.steps
-    ]
-
-
 def _same_settings(trained: Trained) -> Finding:
-    for step in range(trained.common):
-        if are_equal([own[step]["settings"] for own in trained.steps]):
-            continue
-        settings = _settings_at(trained, step)
+    for number, row in enumerate(trained.steps, start=1):
+        settings = [each["settings"] for each in row]
         if not are_equal(settings):
             fix = "compute learning rates from values that all workers share, such as an all-reduced metric"
-            detail = f"from step {step + 1} on: {_difference(settings)}"
-            return Finding(SAME_SETTINGS, "no", detail, trained.steps[0][step]["line"], fix)
-    return Finding(SAME_SETTINGS, "yes" if trained.common else "not seen", plural(trained.common, "step"))
+            detail = f"from step {number} on: {_difference(settings)}"
+            return Finding(SAME_SETTINGS, "no", detail, row[0]["line"], fix)
+    return Finding(SAME_SETTINGS, "yes" if trained.steps else "not seen", plural(len(trained.steps), "step"))
 
 
 def _difference(settings: Sequence[Any]) -> str:
@@ -272,19 +228,14 @@ def _difference(settings: Sequence[Any]) -> str:
 
 def _one_mean(trained: Trained) -> Finding:
     """Compare gradients with the mean of those of each worker, where a script averages them by itself."""
-    workers = len(trained.workers)
-    scales = []
-    for step in range(trained.common):
-        rows = [own[step] for own in trained.steps]
-        local = [row["local"] for row in rows]
-        is_own = (
-            None not in local and not are_equal(local) and all(row["is_mean"] and row["losses"] == 1 for row in rows)
-        )
-        mean = sum(local) / workers if is_own else 0.0
-        if mean and trained.is_exchanged(step):
-            scales.append(rows[0]["projection"] / mean)
+    workers, scales = len(trained.made), []
+    exchanged = list(filter(trained.is_exchanged, trained.steps))
+    for row in exchanged:
+        local = [each["local"] for each in row]
+        is_own = not are_equal(local) and all(each["is_mean"] and each["losses"] == 1 for each in row)
+        if is_own and None not in local and sum(local):
+            scales.append(row[0]["projection"] / sum(local) * workers)
     if not scales:
-        exchanged = any(trained.is_exchanged(step) for step in range(trained.common))
         by = "by DistributedDataParallel or hvd" if exchanged else "no own averaging of gradients was seen"
         return Finding(ONE_MEAN, "yes" if exchanged else "not seen", by)
     scale, where = median(scales), trained.steps[0][0]["line"]
@@ -299,9 +250,8 @@ def _one_mean(trained: Trained) -> Finding:
 
 def _same_averages(records: Records) -> Finding:
     """Compare running averages after the last step before they are saved, unless the program has changed them since."""
-    rows = list(zip(*events(records, "step").values(), strict=False))
     compared = False
-    for last, following in pairwise(rows):
+    for last, following in pairwise(rows_of(events(records, "step").values())):
         for own, step in zip(last, following, strict=True):
             where, saved = step["saved"]
             compared |= bool(where)

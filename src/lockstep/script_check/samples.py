@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from lockstep.errors import plural
-from lockstep.script_check.answers import Finding, Record, Records, are_equal, events, ranks
+from lockstep.script_check.answers import Finding, Record, Records, are_equal, events, ranks, rows_of
 from lockstep.script_check.replicas import are_replicas
 
 OTHERS = "the workers train on different samples"
@@ -37,7 +37,7 @@ def judge_samples(records: Records) -> list[Finding]:
     trained = [each for each in passes if not each[0]["is_evaluation"]]
     seen = {one["data"] for each in trained for one in each}  # passes without training adjust batch norm, for example
     evaluated = [each for each in passes if all(one["is_evaluation"] and one["data"] not in seen for one in each)]
-    steps, joins = [list(row) for row in zip(*events(records, "step").values(), strict=False)], _joins(records)
+    steps, joins = rows_of(events(records, "step").values()), _joins(records)
     return [
         _others(steps, trained),
         _new_order(records),
@@ -76,9 +76,14 @@ def _share(each: Sequence[Record]) -> int:
     return len(each) * int(max(size for one in each for size in one["sizes"]))
 
 
-def _has_other_split(each: Sequence[Record]) -> bool:
-    """Whether the samplers split the data by another number than that of the workers."""
-    return any(one["parts"] not in (None, len(each)) for one in each)
+def _is_complete(each: Sequence[Record]) -> bool:
+    return all(one["is_complete"] for one in each)
+
+
+def _unread(each: Sequence[Record]) -> int:
+    """Return the number of samples that no worker read, because samplers split the data by another number; else 0."""
+    unread = (each[0]["length"] or 0) - len({index for one in each for index in one["indices"]})
+    return unread if unread > _share(each) and any(one["parts"] not in (None, len(each)) for one in each) else 0
 
 
 def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]]) -> Finding:
@@ -110,7 +115,7 @@ def _read_twice(each: Sequence[Record]) -> int:
     Other repeated samples are draws of each worker's own, or fill a batch.
     """
     first, *others = (sorted(one["indices"]) for one in each)
-    is_comparable = _is_same_data(each) and all(one["is_complete"] for one in each) and len(set(first)) == len(first)
+    is_comparable = _is_same_data(each) and _is_complete(each) and len(set(first)) == len(first)
     return len(first) if is_comparable and all(row == first for row in others) else 0
 
 
@@ -143,13 +148,17 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
     whole = ""
     for each in passes:
         rows = [one["indices"] for one in each]
-        if not _is_same_data(each) or not all(one["is_complete"] and one["parts"] and one["indices"] for one in each):
+        if (
+            not _is_same_data(each)
+            or not _is_complete(each)
+            or not all(one["parts"] and one["indices"] for one in each)
+        ):
             continue
-        length, union = each[0]["length"] or 0, len(set().union(*rows))
-        if length - union > _share(each) and _has_other_split(each) and all(len(set(row)) == len(row) for row in rows):
-            detail = f"{length - union:,} of {length:,} samples are read by no worker"
+        length = each[0]["length"] or 0
+        if (unread := _unread(each)) and all(len(set(row)) == len(row) for row in rows):
+            detail = f"{unread:,} of {length:,} samples are read by no worker"
             return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], "split the data by the number of workers")
-        whole = whole or (f"{length:,} samples" if length - union <= _share(each) else "")
+        whole = whole or (f"{length:,} samples" if length - len(set().union(*rows)) <= _share(each) else "")
     unseen = "no epoch of a DistributedSampler was complete"
     return Finding(ALL_SAMPLES, "yes" if whole else "not seen", whole or unseen)
 
@@ -167,7 +176,7 @@ def _cycles(records: Records) -> bool:
 
 def _same_length(passes: Sequence[Sequence[Record]], is_free: str) -> Finding:
     """Compare complete epochs; `is_free` says why they may differ."""
-    complete = [each for each in passes if all(one["is_complete"] for one in each)]
+    complete = list(filter(_is_complete, passes))
     for each in complete:
         counts = [len(one["sizes"]) for one in each]
         if not are_equal(counts) and not is_free:
@@ -214,14 +223,14 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
     alone = _evaluated_by_one(records)
     for each in passes:
         rows = [one["indices"] for one in each]
-        if not _is_same_data(each) or not all(rows) or not all(one["is_complete"] for one in each):
+        if not _is_same_data(each) or not all(rows) or not _is_complete(each):
             continue
         length, union = each[0]["length"], len(set().union(*rows))
         if all(len(set(row)) == length for row in rows):
             alone = f"{length:,} samples, by each worker"
             continue
-        if length and length - union > _share(each) and _has_other_split(each):
-            detail = f"{length - union:,} of {length:,} samples are left out"
+        if unread := _unread(each):
+            detail = f"{unread:,} of {length:,} samples are left out"
             return Finding(EVALUATED, "no", detail, each[0]["line"], SAMPLER)
         if any(one["exchanges"] == 0 for one in each):
             detail = (

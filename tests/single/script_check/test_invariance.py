@@ -17,8 +17,8 @@ def _records(losses: tuple[float, ...], samples: str, **other: Any) -> list[Reco
     step = {"event": "step", "line": "train.py:9", "is_random": False, "has_batch_norm": False, "is_rounded": False}
     made = {"event": "optimizer", "names": ["weight"], "weights": ["1"], "has_wrapper": True, "sharded": [False]}
     changed = {name: value for name, value in other.items() if name in made}
-    steps = [{**step, "loss": loss, "inputs": list(samples), "settings": None, **other} for loss in losses]
-    steps[0]["settings"] = [{"lr": other.get("rate", 0.1)}]
+    settings = [{"lr": other.get("rate", 0.1)}]
+    steps = [{**step, "loss": loss, "inputs": list(samples), "settings": settings, **other} for loss in losses]
     return [made | changed, *steps]
 
 
