@@ -27,16 +27,17 @@ MAX_CONTENTS = 1000  # samples of loader processes that are compared with those 
 class Pass:
     """One pass of a DataLoader's iterator over its data."""
 
-    about: dict[str, Any]
-    indices: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # of each batch
+    record: dict[str, Any]
     requested: deque[list[int] | None] = field(default_factory=deque)
     states: dict[str, str] = field(default_factory=dict)  # of generators of random numbers, before a batch is read
-    draws: dict[str, str] = field(default_factory=dict)  # the same, of those that the data set draws from
     is_beside: bool = False  # a backward pass has run between its first and last batch
     trains: bool = False  # a backward pass has run since its first batch
     exchanges: int = 0  # of this worker before its first batch
     calls: int = 0  # of models before its last batch
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.record["sizes"])
 
 
 class PassRecorder(TorchHooks):
@@ -60,7 +61,7 @@ class PassRecorder(TorchHooks):
         self._running: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._last: Pass | None = None  # the one that delivered the last batch
         # Without a backward pass yet: evaluations whose results may still be exchanged, and batches read ahead.
-        self._ended: list[tuple[Pass, dict[str, Any]]] = []
+        self._ended: list[Pass] = []
         self._contents: dict[tuple[Any, ...], str] = {}  # of samples of loader processes
 
     def send(self, event: str, **content: Any) -> None:
@@ -73,7 +74,7 @@ class PassRecorder(TorchHooks):
         self._end(iterator, is_complete=False)
         chosen, data = getattr(iterator, "_index_sampler", None), getattr(iterator, "_dataset", None)
         sampler = getattr(chosen, "sampler", chosen)  # of a sampler of batches, that of samples
-        about = {
+        record: dict[str, Any] = {
             "line": fingerprints.line_of_script(),
             "cycles": fingerprints.is_cycling(),
             "length": _length(data),
@@ -81,8 +82,11 @@ class PassRecorder(TorchHooks):
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
             "parts": getattr(sampler, "num_replicas", None),
+            "indices": [],
+            "sizes": [],  # of each batch
+            "draws": {},  # states of generators of random numbers that the data set draws from
         }
-        self._running[iterator] = Pass(about)
+        self._running[iterator] = Pass(record)
 
     def batch_is_requested(self, iterator: Any, indices: Sequence[Any] | None) -> None:
         if iterator not in self._running:
@@ -90,22 +94,21 @@ class PassRecorder(TorchHooks):
         known = [index for index in indices if isinstance(index, int)] if isinstance(indices, (list, tuple)) else []
         current = self._running[iterator]
         current.requested.append(known if indices and len(known) == len(indices) else None)
-        if not _seed(iterator) and not current.draws:
+        if not _seed(iterator) and not current.record["draws"]:
             current.states = fingerprints.of_random_states()
 
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
         current = self._running.get(iterator)
         if current is None:
             return
-        if not current.sizes:
+        if not current.has_begun:
             current.exchanges = self.exchanges
-        self._last, current.calls = current, self.calls
+        self._last, current.calls, record = current, self.calls, current.record
         indices = current.requested.popleft() if current.requested else None
-        current.sizes.append(first_length(batch) if indices is None else len(indices))
-        if not current.draws:
-            current.draws = self._draws(current, _seed(iterator), batch, indices)
-        if len(current.indices) < MAX_INDICES:
-            current.indices += indices or []
+        record["sizes"].append(first_length(batch) if indices is None else len(indices))
+        record["draws"] = record["draws"] or self._draws(current, _seed(iterator), batch, indices)
+        if len(record["indices"]) < MAX_INDICES:
+            record["indices"] += indices or []
 
     def _draws(self, current: Pass, seed: str, batch: Any, indices: list[int] | None) -> dict[str, str]:
         """Return the states from which the data set drew random numbers to read a batch, as far as can be seen."""
@@ -114,7 +117,7 @@ class PassRecorder(TorchHooks):
             return {name: state for name, state in current.states.items() if now[name] != state}
         shapes = str([tensor.shape[1:] for tensor in tensors(batch)])
         for index, content in zip(indices or [], fingerprints.of_samples(batch, len(indices or [])), strict=False):
-            key = (current.about["data"], index, shapes)
+            key = (current.record["data"], index, shapes)
             if self._contents.get(key, content) != content:
                 return {"seed": seed}
             if len(self._contents) < MAX_CONTENTS:
@@ -133,24 +136,17 @@ class PassRecorder(TorchHooks):
         current = self._running.pop(iterator, None)
         if current is self._last and current and self.calls > current.calls:
             self._last = None  # else its last batch was read ahead, and is still to be used
-        if current is None or not current.sizes or (current.is_beside and not current.trains):
+        if current is None or not current.has_begun or (current.is_beside and not current.trains):
             return  # the second loader of a step, of which only the last one that delivers a batch is known to train
-        content = {
-            **current.about,
-            "optimizer": self.last_optimizer,
-            "indices": current.indices,
-            "sizes": current.sizes,
-            "is_complete": is_complete and len(current.indices) < MAX_INDICES,
-            "exchanges": current.exchanges,
-            "draws": current.draws,
-        }
-        self._ended.append((current, content))
+        current.record["optimizer"] = self.last_optimizer
+        current.record["is_complete"] = is_complete and len(current.record["indices"]) < MAX_INDICES
+        self._ended.append(current)
         if current.trains:
             self._send_ended(-1)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         for current in self._running.values():
-            current.is_beside |= bool(current.sizes)
+            current.is_beside |= current.has_begun
         if self._last is not None:
             self._last.trains = True
         self._send_ended()
@@ -160,10 +156,10 @@ class PassRecorder(TorchHooks):
 
     def _send_ended(self, first: int = 0) -> None:
         """Send the records of the passes from `first` on."""
-        for current, content in self._ended[first:]:
-            exchanges = content["exchanges"] if current.trains else self.exchanges - content["exchanges"]
-            self.send("epoch", **{**content, "is_evaluation": not current.trains, "exchanges": exchanges})
-            self.epochs += current.trains and content["is_complete"]
+        for each in self._ended[first:]:
+            exchanges = self.exchanges - each.exchanges  # read of evaluations only
+            self.send("epoch", **each.record, is_evaluation=not each.trains, exchanges=exchanges)
+            self.epochs += each.trains and each.record["is_complete"]
         del self._ended[first:]
 
     def finish(self) -> None:
