@@ -159,6 +159,8 @@ class StateRecorder:
 
     def _state(self) -> tuple[TrainedState, Callable[[], list[int] | None]] | None:
         """Return what is known, and what reads the rest; None if the workers' weights cannot be compared."""
+        import torch
+
         optimizers = [found for each in self._began if (found := each()) is not None]
         if len(optimizers) > MAX_OPTIMIZERS or any(map(_updates_late, optimizers)):
             return None
@@ -176,7 +178,10 @@ class StateRecorder:
             [] if has_parts else self._samples,
             [self._loss],
         )
-        sums = [[each.to(device, non_blocking=True) for each in part if each is not None] for part in parts]
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        values = [
+            sum((each.to(device, non_blocking=True) for each in part if each is not None), zero) for part in parts
+        ]
         groups = [group for each in optimizers for group in each.param_groups]
         rate, seen = groups[0].get("lr"), None if has_hvd() else self._seen_exchanges()
         state = TrainedState(
@@ -191,7 +196,7 @@ class StateRecorder:
             rate=float(rate) if isinstance(rate, (int, float)) else 0.0,
             line=line_of_script(),
         )
-        return state, self._read_later(_sum_each(sums, device))
+        return state, self._read_later(torch.stack(values))
 
     def _wrapped(self) -> frozenset[int]:
         """Return the ids of the parameters whose gradients DistributedDataParallel has averaged over all workers."""
@@ -236,14 +241,6 @@ def _fingerprint(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 def _sum_of_part(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().reshape(-1)
     return replicas.fingerprints([flat[:: len(flat) // SAMPLED + 1]])[0]
-
-
-def _sum_each(parts: Sequence[Sequence[torch.Tensor]], device: torch.device) -> torch.Tensor:
-    """Return the sum of each part, int64 [P]."""
-    import torch
-
-    zero = torch.zeros((), dtype=torch.int64, device=device)
-    return torch.stack([torch.stack([zero, *part]).sum() for part in parts])
 
 
 def _number(*parts: object) -> int:
