@@ -95,7 +95,9 @@ def _why(states: Sequence[TrainedState], began_equal: bool, gradients_equal: boo
     if not _are_equal(states, lambda state: state.settings):
         rates = [f"{state.rate:g}" for state in states[:4]]
         rate = f" (learning rates {', '.join(rates)})" if len(set(rates)) > 1 else ""
-        return f"the settings of their optimizers differ{rate}"
+        # A rate that changes with each step also differs after a skipped one, and then the exchanges do, too.
+        skipped = "" if _are_equal(states, lambda state: state.exchanges) else "a worker has skipped a step, or "
+        return f"{skipped}the settings of their optimizers differ{rate}"
     if gradients_equal and not began_equal:
         return "they differed before the first step, such as after a checkpoint that only one worker has loaded"
     if gradients_equal:

@@ -26,6 +26,7 @@ RULES = (
     ({}, {"weights": 20}, "changed weights or optimizer state alone"),
     ({}, {"weights": 20, "began": 9}, "they differed before the first step"),
     ({"rate": 0.1}, {"weights": 20, "settings": 9, "rate": 0.2}, "differ (learning rates 0.1, 0.2)"),
+    ({}, {"weights": 20, "settings": 9, "exchanges": 2}, "a worker has skipped a step, or the settings"),
     ({"is_wrapped": False}, {**OWN, "is_wrapped": False}, ""),  # averages from time to time, or parts of a model
     (APART, {**APART, **OWN}, ""),  # may still average at the end of the epoch
     ({**APART, "epochs": 2}, {**APART, **OWN, "epochs": 2}, "exchanged nothing since the first step"),
