@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis.early_exit import exit_early
@@ -45,9 +45,15 @@ class Limits:
 
 
 @dataclass
-class Losses:
-    """What has been seen of a step's losses since the step before; the fields are those of a step's record."""
+class SinceStep:
+    """What has been seen since the step before; the fields are those of a step's record."""
 
+    bare_call: str = ""  # the line of a call that bypasses DDP
+    inputs: list[str] = field(default_factory=list)  # of the model
+    saved: tuple[str, str] = ("", "")  # where batch norm's running averages were saved, and their fingerprint
+    before: str = ""  # the weights
+    gradients: list[str | None] = field(default_factory=list)
+    projection: float = 0.0  # of the gradients
     losses: int = 0
     loss: float | None = 0.0  # their sum; None if one is not a number
     is_mean: bool = True  # each was a mean over a batch, with nothing after it
@@ -64,25 +70,18 @@ class Recorder(PassRecorder):
         super().__init__(rank, send)
         self._limits, self._began = limits, time.monotonic()
         self._depth = threading.local()
-        self._optimizers: dict[int, int] = {}  # numbers, by id
-        self._kept: list[Any] = []  # so that no id is used again
+        self._optimizers: dict[Any, int] = {}  # their numbers
         self._names: dict[int, str] = {}  # of parameters, by id
         self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # inner modules of DDP
         self._managed: set[int] = set()  # ids of the parameters of DDP
         self._wrappers: list[weakref.ref[Any]] = []
-        self._bare_call = ""  # the line of a call that bypasses DDP
-        self._losses = Losses()
-        self._local: dict[int, float] = {}  # of each optimizer, its gradients' projection after the backward pass
-        self._gradients: list[str | None] = []
-        self._projection = 0.0
-        self._before = ""
+        self._since = SinceStep()
+        self._local: dict[Any, float] = {}  # of each optimizer, its gradients' projection after the backward pass
         self._outer: list[int] = []  # ids of the parameters of the optimizer that steps
-        self._inputs: list[str] = []  # of the model, since the last step
         self._step = 0
         self._last_exchanges = 0  # calls that exchange tensors, before the last step
         self._joins = False
         self._norms: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # with running averages
-        self._saved: tuple[str, str] = ("", "")  # where the running averages were saved, and their fingerprint
         self._states: dict[str, str] = {}  # of generators of random numbers, before the model's first call in a step
         self._has_fsdp = False  # whether the model called is FSDP's
 
@@ -104,25 +103,25 @@ class Recorder(PassRecorder):
             return
         module = getattr(module, "_orig_mod", module)  # of a compiled one
         if module in self._wrapped and any(parameter.requires_grad for parameter in module.parameters()):
-            self._bare_call = self._bare_call or line_of_script()
+            self._since.bare_call = self._since.bare_call or line_of_script()
         for name, parameter in module.named_parameters():
             self._names.setdefault(id(parameter), name.removeprefix("module.").removeprefix("_orig_mod."))
         self._has_fsdp |= _is_fsdp(module)
         self._norms.update((each, None) for each in module.modules() if getattr(each, "running_mean", None) is not None)
         self._states = self._states or fingerprints.of_random_states()
-        self._losses.is_rounded |= any(
+        self._since.is_rounded |= any(
             parameter.dtype.itemsize < MIN_BYTES or torch.is_autocast_enabled(parameter.device.type)
             for parameter in module.parameters()
         )
         if module.training:
-            self._inputs += fingerprints.of_samples((inputs, named))
+            self._since.inputs += fingerprints.of_samples((inputs, named))
 
     def call_ends(self) -> None:
         self._depth.calls = max(0, getattr(self._depth, "calls", 0) - 1)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         super().backward_begins(loss)
-        seen = self._losses
+        seen = self._since
         seen.losses += 1
         if loss is None or loss.numel() > 1 or seen.loss is None:
             seen.loss = None
@@ -135,43 +134,40 @@ class Recorder(PassRecorder):
 
     def backward_ends(self) -> None:
         wrappers = [wrapper for each in self._wrappers if (wrapper := each()) is not None]
-        if wrappers and not any(wrapper.require_backward_grad_sync for wrapper in wrappers):
-            self._losses.no_sync = line_of_script()
-        else:
-            self._losses.no_sync = ""
+        is_alone = wrappers and not any(wrapper.require_backward_grad_sync for wrapper in wrappers)
+        self._since.no_sync = line_of_script() if is_alone else ""
         if not wrappers and not has_hvd():
-            for optimizer in self._kept:
-                self._local[id(optimizer)] = fingerprints.project(_gradients(parameters_of(optimizer)))
+            for optimizer in self._optimizers:
+                self._local[optimizer] = fingerprints.project(_gradients(parameters_of(optimizer)))
 
     def entropy_is_taken(self, logits: Any, target: Any, ignored: int, reduction: str) -> None:
         import torch
 
         if reduction == "mean" and torch.is_grad_enabled() and logits.requires_grad and not target.is_floating_point():
-            self._losses.targets += int((target != ignored).sum())
+            self._since.targets += int((target != ignored).sum())
 
     def step_begins(self, optimizer: Any) -> None:
         # Counted, because torch runs no post hook if a call raised.
         level = self._depth.steps = steps_on_stack() if getattr(self._depth, "steps", 0) else 1
         parameters = parameters_of(optimizer)
         if level == 1:
-            self._before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))
-            if id(optimizer) not in self._optimizers:
+            self._since.before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))
+            if optimizer not in self._optimizers:
                 self._introduce(optimizer, parameters)
             self._outer = [id(parameter) for parameter in parameters]
         elif [id(parameter) for parameter in parameters] != self._outer:  # of a part of the optimizer
             return
         gradients = _gradients(parameters)
-        self._projection = fingerprints.project(gradients)
-        self._gradients = [None if each is None else fingerprints.of_tensor(each) for each in gradients]
+        self._since.projection = fingerprints.project(gradients)
+        self._since.gradients = [None if each is None else fingerprints.of_tensor(each) for each in gradients]
 
     def _introduce(self, optimizer: Any, parameters: list[Any]) -> None:
         if not self._optimizers:
             self._watch_hvd()
-        self._optimizers[id(optimizer)] = len(self._optimizers)
-        self._kept.append(optimizer)
+        self._optimizers[optimizer] = len(self._optimizers)
         self.send(
             "optimizer",
-            optimizer=self._optimizers[id(optimizer)],
+            optimizer=self._optimizers[optimizer],
             line=line_of_script(),
             names=[self._names.get(id(each), f"parameter {place}") for place, each in enumerate(parameters)],
             shapes=[list(each.shape) for each in parameters],
@@ -198,28 +194,21 @@ class Recorder(PassRecorder):
         if self._depth.steps:
             return
         self._step += 1
-        self.last_optimizer = self._optimizers[id(optimizer)]
+        self.last_optimizer = self._optimizers[optimizer]
         self.send(
             "step",
             optimizer=self.last_optimizer,
             line=line_of_script(),
-            before=self._before,
-            gradients=self._gradients,
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters_of(optimizer)],
-            local=self._local.get(id(optimizer)),
-            projection=self._projection,
+            local=self._local.get(optimizer),
             settings=[settings_of(group) for group in optimizer.param_groups],
-            bare_call=self._bare_call,
-            inputs=self._inputs,
             joins=self._joins,
             exchanges=self.exchanges - self._last_exchanges,
             averages=self._averages(),
-            saved=self._saved,
             has_batch_norm=any(norm.training and not isinstance(norm, SyncBatchNorm) for norm in self._norms),
-            **asdict(self._losses),
+            **asdict(self._since),
         )
-        self._losses, self._inputs, self._bare_call, self._last_exchanges = Losses(), [], "", self.exchanges
-        self._saved = ("", "")
+        self._since, self._last_exchanges = SinceStep(), self.exchanges
         seconds = time.monotonic() - self._began
         if self._step >= self._limits.steps or self.epochs >= self._limits.epochs or seconds > self._limits.seconds:
             self.finish()
@@ -235,7 +224,7 @@ class Recorder(PassRecorder):
 
     def is_saved(self, content: Any, *_: Any, **__: Any) -> None:
         if self._norms and _has_averages(content):
-            self._saved = (line_of_script(), self._averages())
+            self._since.saved = (line_of_script(), self._averages())
 
     def finish(self) -> None:
         """Send what is left, at the end of the program."""
