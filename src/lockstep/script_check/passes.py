@@ -6,6 +6,7 @@ record of an evaluation is sent when training goes on, with the number of calls 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -165,6 +166,8 @@ class PassRecorder(TorchHooks):
     def finish(self) -> None:
         for iterator in list(self._running):
             self._end(iterator, is_complete=False)
+        if hasattr(sys, "last_type"):  # an exception ends the program, perhaps before it exchanges these results
+            self._ended.clear()
         self._send_ended()
 
 

@@ -26,6 +26,19 @@ def test_a_batch_that_fails_leaves_the_indices_of_the_next_one() -> None:
     assert [(each["indices"], each["sizes"]) for each in sent] == [([1], [1])]
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_evaluations_before_an_exception_are_not_judged(raises: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+    recorder, iterator = PassRecorder(0, sent.append), Iterator()
+    recorder.batch_is_requested(iterator, [0])
+    recorder.batch_arrives(iterator, torch.zeros(1), False)
+    recorder.loader_ends(iterator)
+    if raises:
+        monkeypatch.setattr("sys.last_type", ValueError, raising=False)
+    recorder.finish()
+    assert len(sent) == (not raises)
+
+
 @pytest.mark.parametrize(("is_read_ahead", "trains"), [(True, True), (False, False)])
 def test_a_batch_read_ahead_belongs_to_the_backward_pass(is_read_ahead: bool, trains: bool) -> None:
     sent: list[dict[str, Any]] = []
