@@ -31,7 +31,7 @@ NAMES: dict[str, PhaseNames] = {
     "metrics": PhaseNames("counting correct predictions", "metrics", "metrics"),
     "optimizer": PhaseNames("in the optimizer's step", "optimizer", "optimizer"),
     "before_backward": PhaseNames(
-        "in other work, such as logging (without a DataLoader also loading and forward)", "other work", "other"
+        "in other work, such as logging (without a DataLoader also loading)", "other work", "other"
     ),
     WAITING: PhaseNames("waiting for other workers", "waiting for other workers", "waiting"),
 }

@@ -60,6 +60,9 @@ class TorchHooks:
     def wrapper_is_made(self, wrapper: Any, module: Any) -> None:
         """Called after DistributedDataParallel has wrapped a module."""
 
+    def module_is_compiled(self) -> None:
+        """Called when torch.compile wraps a module."""
+
     def finish(self) -> None:
         """Called at the program's exit."""
 
@@ -109,6 +112,20 @@ def keep_eager(function: Callable[P, T], and_callees: bool = False) -> Callable[
         strategy = compiler._FrameExecStrategy(action.SKIP, action.SKIP if and_callees else action.DEFAULT)
         compiler.set_code_exec_strategy(cast(Any, function).__code__, strategy)
     return function
+
+
+def before_calls(hook: Callable[[Any], Any]) -> Any:
+    """Call a hook before modules are called, until the returned handle is removed; None in programs that compile."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    if compiler is not None and getattr(compiler, "counters", {"frames": True}).get("frames"):
+        return None  # the graphs depend on such hooks
+    torch = sys.modules["torch"]
+
+    def called(module: Any, _: Any) -> None:  # without `keep_eager`, which would break a graph
+        if not torch.compiler.is_compiling():
+            hook(module)
+
+    return torch.nn.modules.module.register_module_forward_pre_hook(called)
 
 
 def steps_on_stack() -> int:
@@ -168,11 +185,13 @@ def _watch_wrappers(hooks: TorchHooks) -> None:
     from torch.nn.modules.module import register_module_module_registration_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    made = hooks.guard(hooks.wrapper_is_made)
+    made, compiled = hooks.guard(hooks.wrapper_is_made), hooks.guard(hooks.module_is_compiled)
 
     def registered(owner: Any, name: str, module: Any) -> None:
         if name == "module" and module is not None and isinstance(owner, DistributedDataParallel):
             made(owner, module)
+        elif name == "_orig_mod":  # of OptimizedModule, whose class is imported with the compiler
+            compiled()
 
     register_module_module_registration_hook(keep_eager(registered))
 

@@ -63,7 +63,8 @@ class Measurement(Observer):
 
     def follow_trainer(self, clock: StepClock) -> None:
         """Measure the steps that the trainer reports, with the phases of its clock."""
-        self._is_told, self.clock.clock, clock.follower = True, clock.clock, self.clock
+        self._is_told = self._has_forward = True
+        self.clock.clock, clock.follower = clock.clock, self.clock
         self._limit_memory()
 
     def interrupt(self) -> None:

@@ -7,6 +7,7 @@ never makes a program fail: at its first error it turns itself off with one line
 - A step is one outermost call of an optimizer's `step`. Optimizers that take turns make one step together; if one steps
   more often than the others, its steps count. A step that GradScaler skips does not count.
 - Samples are those of a `DataLoader`'s batches (`loaded_samples`). Without a loader they are unknown.
+- `forward` begins with the batch of a loader; without one, with the first call of a module that has parameters.
 - `backward` is the worker's own part of the backward pass. `reduction` is the wait for the other workers after it, and
   for a collective in any other phase, such as DDP's broadcast of buffers in the forward pass. On a device with streams,
   collectives that torch makes the stream wait for by itself, as FSDP2 does, are part of the phase.
@@ -31,7 +32,7 @@ from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
-from lockstep.diagnosis.torch_hooks import TorchHooks, attach, keep_eager, steps_on_stack
+from lockstep.diagnosis.torch_hooks import TorchHooks, attach, before_calls, keep_eager, steps_on_stack
 from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
@@ -76,8 +77,11 @@ class Observer(TorchHooks):
         self.backward_passes = 0
         self.has_captured = False  # whether it has seen the capture of a graph, whose collectives torch records once
         self._handle: Any = None  # of the hook on the current backward pass's loss
+        self._forward: Any = None  # the handle of the hook on the call that begins the forward pass
+        self._has_forward = False  # whether it begins without that hook, or cannot be seen
         self._on_first_gradient = self.guard(self._first_gradient)
         self._on_own_part = self.guard(self._own_part_ends)
+        self._on_call = self.guard(self._module_is_called)
         self._on_end_of_waiting = self.guard(self._waiting_ends)
         self.states = StateRecorder(accelerator.read_later, accelerator.processor, self.seen_exchanges, pace)
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
@@ -194,6 +198,7 @@ class Observer(TorchHooks):
         self.loaders.deliver(iterator, batch, has_gradients)
         if has_gradients:
             self.states.batch_arrives(batch)
+            self.module_is_compiled()
 
     def batch_fails(self, iterator: Any) -> None:
         """Forget the batch that the loader could not deliver; the program may go on with the next one."""
@@ -247,6 +252,28 @@ class Observer(TorchHooks):
         self.loaders.train()
         self.states.backward_ends()
         self._waiting_ends()
+        if self._forward is None and not self._has_forward:
+            self._forward = before_calls(self._on_call)
+
+    def _module_is_called(self, module: Any) -> None:
+        """Begin the forward pass, unless this is other work: without parameters, or without gradients."""
+        if self.trains_here() and next(module.parameters(), None) is not None:
+            self._forget_call()
+            if sys.modules["torch"].is_grad_enabled():
+                self.clock.begin("forward")
+
+    def _forget_call(self) -> None:
+        if self._forward is not None:
+            self._forward.remove()
+            self._forward = None
+
+    def module_is_compiled(self) -> None:
+        self._has_forward = True  # such a module warns of hooks
+        self._forget_call()
+
+    def turn_off(self) -> None:
+        super().turn_off()
+        self._forget_call()
 
     def publish(self) -> None:
         """Publish what has been seen so far."""

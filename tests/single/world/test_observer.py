@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules import module as torch_modules
 
 from lockstep.diagnosis.loaded_samples import first_length
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
@@ -56,6 +58,58 @@ def test_a_thread_that_fetches_batches_begins_no_phase() -> None:
     observer.take_step(None)
     phases = [set(step) for step in observer.clock.take()]
     assert phases == [{BEFORE_BACKWARD}, {BEFORE_BACKWARD, "data_wait"}, {BEFORE_BACKWARD}]
+
+
+MODEL, WEIGHT, INPUTS = torch.nn.Linear(4, 1), torch.ones(4, requires_grad=True), torch.ones(2, 4)
+
+
+def _evaluate_first() -> torch.Tensor:
+    with torch.no_grad():
+        MODEL(INPUTS)
+    return INPUTS @ WEIGHT
+
+
+def _call_in_another_thread() -> torch.Tensor:
+    thread = threading.Thread(target=MODEL, args=(INPUTS,))
+    thread.start()
+    thread.join()
+    return INPUTS @ WEIGHT
+
+
+def _train(observer: Observer, forward: Callable[[], torch.Tensor], steps: int = 3) -> set[str]:
+    """Take steps as the hooks report them, and return the phases of the last one."""
+    for _ in range(steps):
+        loss = forward().sum()
+        observer.backward_begins(loss)
+        loss.backward()
+        observer.backward_ends()
+        observer.take_step(None)
+    phases: set[str] = {*observer.clock.take()[-1]}
+    observer.turn_off()
+    assert not torch_modules._global_forward_pre_hooks
+    return phases
+
+
+@pytest.mark.parametrize(
+    ("forward", "is_seen"),
+    [
+        (lambda: MODEL(INPUTS), True),
+        (lambda: torch.nn.Sequential(torch.nn.ReLU(), MODEL)(INPUTS), True),
+        (lambda: torch.nn.ReLU()(INPUTS) @ WEIGHT, False),  # such as an augmentation
+        (_evaluate_first, False),
+        (_call_in_another_thread, False),
+    ],
+)
+def test_a_forward_pass_without_a_loader_begins_at_a_call(forward: Callable[[], torch.Tensor], is_seen: bool) -> None:
+    assert ("forward" in _train(Observer(), forward)) == is_seen
+
+
+def test_modules_of_compiled_programs_get_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = Observer()
+    assert "forward" not in _train(observer, lambda: observer.module_is_compiled() or MODEL(INPUTS))  # type: ignore[func-returns-value]
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    monkeypatch.setitem(counters, "frames", {"total": 1})
+    assert "forward" not in _train(Observer(), lambda: MODEL(INPUTS))
 
 
 def test_steps_that_are_said_late_start_all_counts_again() -> None:
