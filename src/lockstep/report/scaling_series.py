@@ -70,6 +70,11 @@ class MeasuredPoint:
         return median(self.rates)
 
     @property
+    def mean_step_seconds(self) -> float | None:
+        """The sum of the parts, which are means; the recorded time of a step if these were not measured."""
+        return sum(self.split.values()) if self.split else self.step_seconds[1]
+
+    @property
     def low(self) -> float:
         return quartiles_of(self.rates)[0]
 

@@ -65,6 +65,12 @@ def test_each_worker_has_a_bar_of_its_time_per_step(tmp_path: Path) -> None:
     }
 
 
+def test_a_programs_bars_end_at_its_whole_step(tmp_path: Path) -> None:
+    bars = _parts(make_run(tmp_path, [start_record(), _epoch(1, forward=[1.0, 1.0], before_backward=[0.5, 1.5])]))
+    (name, _), (rest, values) = bars["worker-phases-1"].stacks  # type: ignore[union-attr]
+    assert (name, rest, [value / values[0] for value in values]) == ("forward", "other work", [1.0, 3.0])
+
+
 def test_only_the_epochs_of_the_last_number_of_workers_count(tmp_path: Path) -> None:
     resumed = start_record(workers=3, step=15)
     records = [start_record(), _epoch(1, forward=[9.0, 9.0]), resumed, _epoch(2, forward=[1.0, 2.0, 3.0])]

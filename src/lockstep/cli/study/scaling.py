@@ -218,10 +218,9 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     if failed:
         print(f"failed: {outcome.reason}")
     else:
-        step = outcome.figures["step_seconds"]["median"]
         rate = f"{show_number(rate_of(outcome.figures) or 0)} {unit_of(outcome.figures)}"
         unknown = "; whether gradients are exchanged is unknown" if outcome.exchanges_unknown else ""
-        print(f"{rate}, {1000 * step:.3g} ms per step{unknown}")
+        print(f"{rate}, {1000 / outcome.figures['steps_per_second']:.3g} ms per step{unknown}")
     return outcome
 
 
@@ -254,11 +253,11 @@ def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold
 
 def _split(points: Sequence[MeasuredPoint]) -> Table:
     recorded = {name: part.name for name, part in STEP_PARTS.items() if name in (points[0].split or {})}
-    table = empty_table("milliseconds per step", ("workers", "median", "quartiles", *recorded.values()), narrow=True)
+    table = empty_table("milliseconds per step", ("workers", "quartiles", "mean", *recorded.values()), narrow=True)
     for point in points:
-        low, middle, high = map(_milliseconds, point.step_seconds)
-        parts = ((point.split or {}).get(part) for part in recorded)
-        table.add_row(str(point.workers), middle, f"{low}–{high}", *map(_milliseconds, parts))
+        low, _, high = map(_milliseconds, point.step_seconds)
+        times = point.mean_step_seconds, *((point.split or {}).get(part) for part in recorded)
+        table.add_row(str(point.workers), f"{low}–{high}", *map(_milliseconds, times))
     return table
 
 

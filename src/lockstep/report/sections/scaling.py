@@ -268,7 +268,7 @@ def _counts(series: Series) -> list[int]:
 
 
 def _bars(mode: str, studies: Sequence[_Study]) -> list[Bars]:
-    measured = [item for item in studies if any(point.split for point in item.series.points)]
+    measured = [item for item in studies if _has_parts([item])]
     return [_split(mode, item, f"-{index}" if index > 1 else "") for index, item in enumerate(measured, start=1)]
 
 
@@ -296,6 +296,10 @@ def _split(mode: str, study: _Study, suffix: str) -> Bars:
     )
 
 
+def _has_parts(studies: Sequence[_Study]) -> bool:
+    return any(point.split for item in studies for point in item.series.points)
+
+
 def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
     tables = []
     for (unit, key), found in _by_unit(studies).items():
@@ -306,6 +310,7 @@ def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
         times = plural(f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else repeats[0], "time")
         note = f"Throughput in {unit}, measured {times} with each number of workers."
         note = f"{_about(found[0].series)}. {note}" if len(studies) == 1 else note
+        note += " Times of a step are means, beside the quartiles of the steps." if _has_parts(found) else ""
         rows = [_row(item, point, rate) for item in found for point in item.series.points]
         tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
     return tables
@@ -319,7 +324,8 @@ def _about(series: Series) -> str:
 
 
 def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
-    low, middle, high = (None if step is None else 1e3 * step for step in point.step_seconds)
+    times = point.step_seconds[0], point.mean_step_seconds, point.step_seconds[2]
+    low, mean, high = (None if step is None else 1e3 * step for step in times)
     split = point.split or {}
     waits = (1e3 * split[name] if name in split else None for name in ("data_wait", "communication_exposed"))
     return [
@@ -331,7 +337,7 @@ def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
         _range(*_quartiles(point), rate),
         point.images_per_second / study.series.base_rate,
         100 * efficiencies(study.series.points)[point.workers],
-        middle,
+        mean,
         _range(low, high, ",.2f"),
         *waits,
         None if point.utilization is None else 100 * point.utilization,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from lockstep.diagnosis.explanation import ranks_text
-from lockstep.diagnosis.phases import OWN_PHASES, PHASES, WAITING, names
+from lockstep.diagnosis.phases import OWN_PHASES, RECORDED, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others
 from lockstep.files.jsonl import number
 from lockstep.report.document import Bars, Cell, Section, Table, filled_table
@@ -111,7 +111,7 @@ def _split(workers: _Workers, key: str, suffix: str) -> Bars:
     """Return stacked bars, one per rank; of more than `_MAX_BARS` ranks, those with the most time of their own."""
     own = workers.own
     ranks = sorted(sorted(range(workers.count), key=lambda rank: -own[rank])[:_MAX_BARS])
-    times = {phase: workers.seconds(phase) for phase in PHASES}
+    times = {phase: workers.seconds(phase) for phase in RECORDED}
     return Bars(
         key,
         f"Time per step of each worker{suffix}",

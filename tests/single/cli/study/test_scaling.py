@@ -90,5 +90,5 @@ def test_a_part_that_is_not_measured_with_all_counts_is_a_dash(
     show_scaling(records, {count: {"nodes": 1, "threads": 4} for count in splits}, 0.75)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["2", "1", "4", "90", "90", "to", "90", "1.00", "50", "%", "*"] in rows
-    assert ["1", "2.00", "1.00–100", "1.50", "0.00"] in rows
-    assert ["2", "2.00", "1.00–100", "12.0", "-"] in rows
+    assert ["1", "1.00–100", "1.50", "1.50", "0.00"] in rows
+    assert ["2", "1.00–100", "12.0", "12.0", "-"] in rows
