@@ -121,8 +121,6 @@ class WorkerTimes:
 
     def spread(self) -> dict[str, dict[str, Any]]:
         """Return the range over the workers of each phase of the last report, in seconds per step."""
-        if self._world.size == 1:
-            return {}
         columns = zip(PHASES, self._last.T.tolist(), strict=True)
         return {phase: spread_of(column) for phase, column in columns if any(column)}
 
