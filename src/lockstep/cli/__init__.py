@@ -30,6 +30,7 @@ COMMANDS = {
     "watch": "show the progress of a run live in the terminal",
     "stacks": "show what every worker of a running job is doing",
     "report": "write a report on runs and studies: figures, tables and a page",
+    "compare": "say whether one job is faster than another one, and why",
     "script": "write a batch script for Slurm, PBS, LSF or Flux",
     "submit": "submit a job to Slurm, PBS or Flux",
     "sites": "list what computing centers document for their machines",

@@ -59,7 +59,7 @@ STEP_PARTS: dict[str, StepPart] = {
 }
 
 
-def parts_of(phases: Phases) -> dict[str, float]:
+def parts_of(phases: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each part of a step; their sum is that of the phases."""
     parts = {name: phases.get(part.phase, 0.0) for name, part in STEP_PARTS.items() if name != "other"}
     return {**parts, "other": max(0.0, sum(phases.values()) - sum(parts.values()))}

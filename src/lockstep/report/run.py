@@ -64,6 +64,7 @@ class Run:
 
     Args:
         name: Name in legends, distinct within a report.
+        metrics: The file of its records.
         start: The `run` record of the newest session; empty if there is none.
         workers: Number of workers of each session, in order.
         epochs: For each metric and split, one point per epoch or evaluation.
@@ -77,6 +78,7 @@ class Run:
 
     path: Path
     name: str
+    metrics: Path = Path()
     start: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[int] = ()
     epochs: Mapping[tuple[str, Split], Curve] = field(default_factory=dict)

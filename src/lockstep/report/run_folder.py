@@ -44,7 +44,7 @@ def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
         environment = _facts(folder / "environment.json", read_json, "the machine and versions", warn)
         if "script" not in records.start:
             config = _facts(folder / "config.yaml", read_yaml, "the precision, seed and other settings", warn)
-    return _run(folder, records, environment, _with_text_keys(config))
+    return _run(metrics, records, environment, _with_text_keys(config))
 
 
 def describe_damage(path: Path, lines: list[int]) -> str:
@@ -53,12 +53,13 @@ def describe_damage(path: Path, lines: list[int]) -> str:
     return f"{path}: skipped {plural(len(lines), 'damaged line')} ({'lines' if len(lines) > 1 else 'line'} {where})"
 
 
-def _run(folder: Path, records: RunRecords, environment: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
+def _run(metrics: Path, records: RunRecords, environment: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
     steps, by_split = _curves(records.steps, STEP_FIGURES), records.epochs.items()
     epochs = {split: _curves(columns, EPOCH_FIGURES) for split, columns in by_split}
     return Run(
-        path=folder,
-        name=folder.resolve().name,
+        path=metrics.parent,
+        name=metrics.parent.resolve().name,
+        metrics=metrics,
         start=records.start,
         workers=records.workers,
         epochs={(figure, split): curve for split, curves in epochs.items() for figure, curve in curves.items()},

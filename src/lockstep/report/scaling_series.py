@@ -192,7 +192,7 @@ def series_of(records: Iterable[Mapping[str, Any]]) -> tuple[list[Series], list[
     problems = []
     scaling = (record for record in records if record.get("kind") == KIND)
     for index, record in enumerate(scaling, 1):
-        if problem := _problem(record):
+        if problem := problem_of(record):
             problems.append((record, problem, index))
             continue
         done.add(_turn(record))
@@ -249,7 +249,7 @@ def _turn(record: Mapping[str, Any]) -> str:
     return repr([record.get(name) for name in ("job", "workers", "global_batch", "repeat")])
 
 
-def _problem(record: Mapping[str, Any]) -> str:
+def problem_of(record: Mapping[str, Any]) -> str:
     """Return why a record cannot be used; "" if it can."""
     workers, modes = record.get("workers"), record.get("modes")
     if record.get("failed"):

@@ -39,7 +39,7 @@ class Material:
         return [record for record in self.studies if record["kind"] == kind]
 
 
-def gather(paths: Iterable[Path]) -> Material:
+def gather(paths: Iterable[Path], purpose: str = "report") -> Material:
     """Read runs and studies from run folders, .jsonl files, and folders of these.
 
     Raises:
@@ -50,7 +50,7 @@ def gather(paths: Iterable[Path]) -> Material:
         finder.search(path)
     if not finder.runs and not finder.studies:
         raise ConfigError(
-            "nothing to report: " + "; ".join(finder.warnings) + "; docs/howto/report.md lists what is read"
+            f"nothing to {purpose}: " + "; ".join(finder.warnings) + "; docs/howto/report.md lists what is read"
         )
     runs = [
         replace(run, name=name)

@@ -1,0 +1,150 @@
+"""How often is the verdict of `lockstep compare` wrong, and how often does it find a step that is 5 % slower?
+
+    python benchmarks/compare_verdicts.py [SECONDS]
+
+A real program under `lockstep run --observe-dir` alternates between parts of 6.5 s as it is (A) and with 5 % more work
+in its forward pass (B), for SECONDS (420). A busy loop runs beside half of the parts, at random. The records of a part
+are those of one run. Compared are 40 pairs of equal single runs, 40 pairs of five equal runs each in turn, and 20 pairs
+of one, five and ten runs each in turn, of A and B. Bars: at most one wrong verdict of equal runs in each 40, and 18 of
+20 slower ones found by some number of runs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lockstep.diagnosis.phases import parts_of
+from lockstep.files.jsonl import read_records
+from lockstep.report.comparison import StepTimes, compare
+from lockstep.report.sides import times_of
+from lockstep.report.worker_records import phase_medians
+
+SECONDS, PART_SECONDS, SLOWER, BATCH = 420.0, 6.5, 0.05, 64
+MIN_RECORDS = 3  # of a part
+Parts = list[list[StepTimes]]  # the records of each part, in the order of time
+
+
+class Program:
+    """A network with three layers, whose step takes a few milliseconds."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        self.data = TensorDataset(torch.randn(1024, 256), torch.randint(10, (1024,)))
+        self.model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.first, self.second = torch.randn(4, 512), torch.randn(512, 512)
+        self.steps = 0
+
+    def train_epoch(self, products: int = 0) -> None:
+        for inputs, labels in DataLoader(self.data, BATCH):
+            self.optimizer.zero_grad()
+            outputs = self.model(inputs)
+            for _ in range(products):
+                torch.mm(self.first, self.second)
+            nn.functional.cross_entropy(outputs, labels).backward()
+            self.optimizer.step()
+            self.steps += 1
+
+    def products(self) -> int:
+        """Return the number of products whose CPU time is `SLOWER` of a step's."""
+        for _ in range(4):
+            self.train_epoch()
+        start, before = time.process_time(), self.steps
+        for _ in range(12):
+            self.train_epoch()
+        step = (time.process_time() - start) / (self.steps - before)
+        start = time.process_time()
+        for _ in range(5000):
+            torch.mm(self.first, self.second)
+        return max(1, round(SLOWER * step / ((time.process_time() - start) / 5000)))
+
+
+def train(seconds: float) -> None:
+    """Alternate between A and B, and print the steps of each part."""
+    program, draw, end = Program(), random.Random(1), time.monotonic() + seconds
+    products, is_slow = program.products(), False
+    while time.monotonic() < end:
+        loop = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if draw.random() < 0.5 else None
+        first, part_end, cpu = program.steps, time.monotonic() + PART_SECONDS, time.process_time()
+        while time.monotonic() < part_end:
+            program.train_epoch(is_slow * products)
+        if loop:
+            loop.kill()
+            loop.wait()
+        cpu = (time.process_time() - cpu) / (program.steps - first)
+        print(json.dumps({"slow": is_slow, "first": first, "last": program.steps, "cpu_seconds": cpu}), flush=True)
+        is_slow = not is_slow
+
+
+def measure(seconds: float, folder: Path) -> tuple[Parts, Parts]:
+    """Return the parts of A and B."""
+    command = [sys.executable, "-m", "lockstep", "run", "-np", "1", "--observe-dir", str(folder), "--"]
+    done = subprocess.run(
+        [*command, sys.executable, __file__, str(seconds), "train"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    parts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found: tuple[Parts, Parts] = ([], [])
+    before, records = 0, []
+    for record in read_records(folder / "metrics.jsonl"):
+        if record["kind"] == "step":
+            records.append((before, record))
+            before = record["step"]
+    for part in parts:
+        inside = [each for start, each in records if part["first"] <= start and each["step"] <= part["last"]]
+        if len(inside) >= MIN_RECORDS:
+            phases = [parts_of(phase_medians(record)) for record in inside]
+            times = [times_of(record, None, each) for record, each in zip(inside, phases, strict=True)]
+            found[part["slow"]].append([only for (only,) in times])
+    cpu = [
+        sum(part["cpu_seconds"] for part in parts if part["slow"] == slow) / sum(part["slow"] == slow for part in parts)
+        for slow in (False, True)
+    ]
+    print(f"{len(found[0])} parts of A, {len(found[1])} of B, whose step takes {cpu[1] / cpu[0]:.3f} of A's CPU time")
+    return found
+
+
+def count(title: str, pairs: Iterable[tuple[Parts, Parts]]) -> None:
+    verdicts = Counter(compare(*pair).verdict for pair in pairs)
+    print(f"{title:40}", ", ".join(f"{verdict} {number}" for verdict, number in sorted(verdicts.items())))
+
+
+def windows(parts: Sequence[list[StepTimes]], runs: int, number: int) -> list[Parts]:
+    """Return so many windows of consecutive parts, evenly spread."""
+    last = len(parts) - runs
+    return [
+        list(parts[start : start + runs]) for start in (index * last // max(1, number - 1) for index in range(number))
+    ]
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
+    if sys.argv[2:] == ["train"]:
+        train(seconds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        a, b = measure(seconds, Path(folder, "records"))
+    draw = random.Random(0)
+    singles = [draw.sample(parts, 2) for parts in (a, b) for _ in range(20)]
+    count("equal, a run each", (([first], [second]) for first, second in singles))
+    equal = [window for parts in (a, b) for window in windows(parts, 10, 20)]
+    count("equal, five runs each in turn", ((window[::2], window[1::2]) for window in equal))
+    for runs in (1, 5, 10):
+        pairs = zip(windows(a[: len(b)], runs, 20), windows(b[: len(a)], runs, 20), strict=True)
+        count(f"5 % slower, {runs} each in turn", pairs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Compare the steps of two jobs: the difference of their time with its interval, and the part of a step that causes it.
+
+Other work on a machine slows all parts of a step, for seconds or for whole runs. If the runs of the two jobs alternate,
+it affects both, and the quieter half of the runs shows the difference best. Otherwise, it may explain any change of
+waits, and the median change of the computing parts; the interval then covers the difference with and without that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import truediv
+from statistics import StatisticsError, correlation, fmean, median, variance
+from typing import Literal, NamedTuple
+
+QUANTILES = (63.7, 9.92, 5.84, 4.6, 4.03, 3.71, 3.5, 3.36, 3.25, 3.17)  # of Student's t for 99 %, by degrees of freedom
+MAX_RATIO = math.log(1000.0)  # at which intervals are cut
+MAX_BLOCKS = 10  # of a run
+MAX_CORRELATION = 0.8  # of neighboring blocks
+QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
+MIN_SHARE = 0.05  # of the step: shorter parts are too noisy to compare with
+SAME_BATCH = 0.01  # relative difference, as the last batch of an epoch may be smaller
+MAX_BOUND = 0.1  # a wider interval around no difference is unclear
+WHOLE = "all"  # the name of the step beside those of its parts
+NOT_COMPUTING = (WHOLE, "data_wait", "communication_exposed")  # the latter two depend on other processes
+Pair = tuple[float, float]  # of A and B
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step (`WHOLE`) and of its known parts, its samples (0: unknown), and the Unix time of the record."""
+
+    seconds: Mapping[str, float]
+    samples: float
+    unix_time: float
+
+
+Job = Sequence[Sequence[StepTimes]]  # the records of each run
+
+
+class Interval(NamedTuple):
+    """A relative difference of B from A with its interval, such as 0.05 for 5 % more time."""
+
+    low: float
+    middle: float
+    high: float
+
+    @property
+    def is_certain(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    @property
+    def bound(self) -> float:
+        return max(-self.low, self.high)
+
+    def over(self, other: Interval) -> Interval:
+        """Return the interval that contains both."""
+        return Interval(min(self.low, other.low), self.middle, max(self.high, other.high))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`.
+
+    `interval` is the difference with and without what other work on the machine may have caused. The times are those of
+    a step or, if steps have different numbers of samples, of a sample. `seconds` are the usual ones of `WHOLE` and each
+    part, and `cause` is the part that explains most of the difference, or "" if no part certainly differs.
+    """
+
+    measured: Interval
+    interval: Interval
+    noun: Literal["step", "sample"]
+    alternate: bool
+    seconds: Mapping[str, Pair]
+    cause: str
+
+    @property
+    def verdict(self) -> Literal["slower", "faster", "no difference", "unclear"]:
+        if self.interval.is_certain:
+            return "slower" if self.interval.low > 0 else "faster"
+        return "unclear" if self.measured.is_certain or self.interval.bound > MAX_BOUND else "no difference"
+
+
+def compare(a: Job, b: Job) -> Comparison:
+    """Compare two jobs by the records of their runs, or by parts of these if a job has only one run."""
+    jobs, batches = [a, b], [median(each.samples for run in job for each in run) for job in (a, b)]
+    has_same = math.isclose(*batches, rel_tol=SAME_BATCH) or not all(batches)
+    if not has_same:
+        jobs = [
+            [[_per_sample(each, batch) for each in run] for run in job]
+            for job, batch in zip(jobs, batches, strict=True)
+        ]
+    by_block = min(len(a), len(b)) == 1
+    sides = [[each for run in job for each in _blocks(run, MAX_BLOCKS if by_block else 1)] for job in jobs]
+    whole = (_logarithms(side, WHOLE) for side in sides)
+    measured = difference(*whole, None if by_block else 1.0)
+    if alternate := not by_block and _alternate(*sides):
+        sides = [_quiet([_blocks(_quiet(run), 1)[0] for run in job]) for job in jobs]
+    names = [name for name in sides[0][0].seconds if all(each.seconds.get(name) for side in sides for each in side)]
+    logs = {name: [_logarithms(side, name) for side in sides] for name in names}
+    inflation = None if by_block else QUIET_INFLATION if alternate else 1.0
+    changes = {name: difference(*columns, inflation) for name, columns in logs.items()}
+    seconds = {name: (math.exp(fmean(first)), math.exp(fmean(second))) for name, (first, second) in logs.items()}
+    if alternate:
+        interval = _agreed(measured, changes[WHOLE])
+    else:
+        own, usual = _computing(changes, seconds)
+        rests = ([_beyond(each, own, usual) for each in side] for side in sides)
+        interval = measured.over(difference(*rests, inflation))
+    noun: Literal["step", "sample"] = "step" if has_same else "sample"
+    return Comparison(measured, interval, noun, alternate, seconds, _cause(changes, seconds))
+
+
+def _per_sample(times: StepTimes, batch: float) -> StepTimes:
+    return times._replace(seconds={name: seconds / batch for name, seconds in times.seconds.items()})
+
+
+def _logarithms(side: Sequence[StepTimes], name: str) -> list[float]:
+    return [math.log(each.seconds[name]) for each in side]
+
+
+def _quiet(times: Sequence[StepTimes]) -> list[StepTimes]:
+    """Return the faster half, of at least three: other work only slows."""
+    return sorted(times, key=lambda each: each.seconds[WHOLE])[: (len(times) + 3) // 2]
+
+
+def _agreed(measured: Interval, quiet: Interval) -> Interval:
+    """Return the interval of quiet runs if all runs agree with them, or else that of all, if it is certain."""
+    if quiet.is_certain and measured.low <= quiet.middle <= measured.high:
+        return quiet
+    return measured if measured.is_certain and not quiet.is_certain else measured.over(quiet)
+
+
+def difference(a: Sequence[float], b: Sequence[float], inflation: float | None = 1.0) -> Interval:
+    """Return the relative difference between two sets of logarithms of times (Welch's t-test).
+
+    Args:
+        inflation: By how much the variance of a mean is larger than that of independent values; None: each set is in
+            the order of time, and the correlation of neighbors shows it.
+    """
+    middle, reach = fmean(b) - fmean(a), MAX_RATIO
+    if min(len(a), len(b)) > 1:
+        errors = [variance(side) / len(side) * (inflation or _inflation(side)) for side in (a, b)]
+        squares = sum(error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True))
+        freedom = max(1, int(sum(errors) ** 2 / squares)) if squares else 1
+        reach = QUANTILES[min(freedom, len(QUANTILES)) - 1] * math.sqrt(sum(errors))
+    ends = (max(-MAX_RATIO, min(end, MAX_RATIO)) for end in (middle - reach, middle, middle + reach))
+    return Interval(*map(math.expm1, ends))
+
+
+def _inflation(values: Sequence[float]) -> float:
+    """Return by how much the correlation of neighbors enlarges the variance of the mean."""
+    try:
+        shared = min(max(correlation(values[:-1], values[1:]), 0.0), MAX_CORRELATION)
+    except StatisticsError:  # too few values, or constant ones
+        shared = 0.0
+    return (1 + shared) / (1 - shared)
+
+
+def _blocks(records: Sequence[StepTimes], most: int) -> list[StepTimes]:
+    """Return the medians of up to `most` parts of a run."""
+    number, blocks = min(len(records), most), []
+    for index in range(number):
+        part = records[index * len(records) // number : (index + 1) * len(records) // number]
+        names = [name for name in part[0].seconds if all(name in each.seconds for each in part)]
+        seconds = {name: median(each.seconds[name] for each in part) for name in names}
+        blocks.append(StepTimes(seconds, median(each.samples for each in part), fmean(each.unix_time for each in part)))
+    return blocks
+
+
+def _alternate(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
+    """Return whether the runs of two jobs take turns, rather than those of one following those of the other."""
+    order = sorted([(run.unix_time, side) for side, runs in enumerate((a, b)) for run in runs])
+    return sum(before[1] != after[1] for before, after in pairwise(order)) > min(len(a), len(b))
+
+
+def _computing(changes: Mapping[str, Interval], seconds: Mapping[str, Pair]) -> tuple[list[str], list[str]]:
+    """Return the computing parts, and the one or two of them whose change is the median of those of the long ones."""
+    own = sorted(set(changes) - {*NOT_COMPUTING}, key=lambda name: changes[name].middle) or [WHOLE]
+    long = [name for name in own if min(map(truediv, seconds[name], seconds[WHOLE])) >= MIN_SHARE] or own
+    return own, long[(len(long) - 1) // 2 : len(long) // 2 + 1]
+
+
+def _beyond(times: StepTimes, own: Sequence[str], usual: Sequence[str]) -> float:
+    """Return the logarithm of the time of a step's own parts, relative to the usual parts."""
+    return math.log(sum(times.seconds[name] for name in own)) - fmean(math.log(times.seconds[name]) for name in usual)
+
+
+def _cause(changes: Mapping[str, Interval], seconds: Mapping[str, Pair]) -> str:
+    """Return the part that certainly changed in the direction of the whole, and by the most seconds."""
+    sign = math.copysign(1.0, changes[WHOLE].middle)
+    certain = [name for name, each in changes.items() if name != WHOLE and each.is_certain and sign * each.middle > 0]
+    return max(certain, key=lambda name: abs(seconds[name][1] - seconds[name][0]), default="")
