@@ -46,6 +46,7 @@ NEED_A_CHECK = (
     "fsdp2_rate_by_rank",
     "fsdp2_same_data",
     "no_set_epoch",
+    "no_set_epoch_in_a_loop_for_all",
     "other_seeds_no_sampler",
     "same_noise",
     "same_noise_in_processes",

@@ -394,6 +394,22 @@ def other_seeds_no_sampler() -> None:
 
 
 @fault(NEW_ORDER, "same order", "in loader:", "order")
+def no_set_epoch_in_a_loop_for_all() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer, dataset = sgd(model), data()
+    parts = sharded(dataset), DataLoader(Subset(dataset, range(40)), BATCH)
+    for loader in 3 * parts:
+        with torch.set_grad_enabled(loader is parts[0]):
+            for inputs, labels in loader:
+                loss = F.cross_entropy(model(inputs), labels)
+                if loss.requires_grad:
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+
+@fault(NEW_ORDER, "same order", "in loader:", "order")
 def no_set_epoch() -> None:
     start()
     model = DistributedDataParallel(net())

@@ -122,13 +122,13 @@ def _read_twice(each: Sequence[Record]) -> int:
 def _new_order(records: Records) -> Finding:
     compared = 0
     for own in events(records, "epoch").values():
-        before: dict[str, Record] = {}
+        before: dict[tuple[str, int | None], Record] = {}
         for epoch in own:
-            last = before.get(epoch["line"])
-            before[epoch["line"]] = epoch
-            if last is None or epoch["optimizer"] != last["optimizer"]:  # of another training in the same program
-                continue
             if epoch["is_evaluation"] or not epoch["shuffles"] or len(epoch["indices"]) < MIN_STEPS:
+                continue
+            place = epoch["line"], epoch["length"]
+            last, before[place] = before.get(place), epoch
+            if last is None or epoch["optimizer"] != last["optimizer"]:  # of another training in the same program
                 continue
             compared += 1
             length = min(len(epoch["indices"]), len(last["indices"]))
