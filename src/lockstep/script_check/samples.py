@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from lockstep.errors import plural
 from lockstep.script_check.answers import Finding, Record, Records, are_equal, events, ranks, rows_of
@@ -122,12 +123,12 @@ def _read_twice(each: Sequence[Record]) -> int:
 def _new_order(records: Records) -> Finding:
     compared = 0
     for own in events(records, "epoch").values():
-        before: dict[tuple[str, int | None], Record] = {}
+        before: dict[tuple[Any, ...], Record] = {}
         for epoch in own:
             if epoch["is_evaluation"] or not epoch["shuffles"] or len(epoch["indices"]) < MIN_STEPS:
                 continue
-            place = epoch["line"], epoch["length"]
-            last, before[place] = before.get(place), epoch
+            loader = epoch["line"], epoch["data"], epoch["length"]  # several may be read in one line
+            last, before[loader] = before.get(loader), epoch
             if last is None or epoch["optimizer"] != last["optimizer"]:  # of another training in the same program
                 continue
             compared += 1
