@@ -94,20 +94,20 @@ def compare(a: Job, b: Job) -> Comparison:
     by_block = min(len(a), len(b)) == 1
     sides = [[each for run in job for each in _blocks(run, MAX_BLOCKS if by_block else 1)] for job in jobs]
     whole = (_logarithms(side, WHOLE) for side in sides)
-    measured = difference(*whole, None if by_block else 1.0)
+    measured = difference(*whole, inflation=None if by_block else 1.0)
     if alternate := not by_block and _alternate(*sides):
         sides = [_quiet([_blocks(_quiet(run), 1)[0] for run in job]) for job in jobs]
     names = [name for name in sides[0][0].seconds if all(each.seconds.get(name) for side in sides for each in side)]
     logs = {name: [_logarithms(side, name) for side in sides] for name in names}
     inflation = None if by_block else QUIET_INFLATION if alternate else 1.0
-    changes = {name: difference(*columns, inflation) for name, columns in logs.items()}
+    changes = {name: difference(*columns, inflation=inflation) for name, columns in logs.items()}
     seconds = {name: (math.exp(fmean(first)), math.exp(fmean(second))) for name, (first, second) in logs.items()}
     if alternate:
         interval = _agreed(measured, changes[WHOLE])
     else:
         own, usual = _computing(changes, seconds)
         rests = ([_beyond(each, own, usual) for each in side] for side in sides)
-        interval = measured.over(difference(*rests, inflation))
+        interval = measured.over(difference(*rests, inflation=inflation))
     noun: Literal["step", "sample"] = "step" if has_same else "sample"
     return Comparison(measured, interval, noun, alternate, seconds, _cause(changes, seconds))
 
@@ -132,7 +132,7 @@ def _agreed(measured: Interval, quiet: Interval) -> Interval:
     return measured if measured.is_certain and not quiet.is_certain else measured.over(quiet)
 
 
-def difference(a: Sequence[float], b: Sequence[float], inflation: float | None = 1.0) -> Interval:
+def difference(a: Sequence[float], b: Sequence[float], *, inflation: float | None = 1.0) -> Interval:
     """Return the relative difference between two sets of logarithms of times (Welch's t-test).
 
     Args:
@@ -160,7 +160,7 @@ def _inflation(values: Sequence[float]) -> float:
 
 def _blocks(records: Sequence[StepTimes], most: int) -> list[StepTimes]:
     """Return the medians of up to `most` parts of a run."""
-    number, blocks = min(len(records), most), []
+    number, blocks = min(len(records), most), list[StepTimes]()
     for index in range(number):
         part = records[index * len(records) // number : (index + 1) * len(records) // number]
         names = [name for name in part[0].seconds if all(name in each.seconds for each in part)]

@@ -66,7 +66,8 @@ def _texts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 
 def _of_runs(material: Material) -> Side:
-    runs, facts = [], [_facts(run.start, ABOUT_RUN, run.settings(), run.environment) for run in material.runs]
+    facts = [_facts(run.start, ABOUT_RUN, run.settings(), run.environment) for run in material.runs]
+    runs: list[list[StepTimes]] = []
     for run in material.runs:
         _refuse_other_jobs(run.start, material.runs[0].start, ("workers", "arch", "data", "global_batch"), "runs")
         records = _StepRecords()
