@@ -5,8 +5,9 @@
 A real program under `lockstep run --observe-dir` alternates between parts of 6.5 s as it is (A) and with 5 % more work
 in its forward pass (B), for SECONDS (420). A busy loop runs beside half of the parts, at random. The records of a part
 are those of one run. Compared are 40 pairs of equal single runs, 40 pairs of five equal runs each in turn, and 20 pairs
-of one, five and ten runs each in turn, of A and B. Bars: at most one wrong verdict of equal runs in each 40, and 18 of
-20 slower ones found by some number of runs.
+of one, five and ten runs each in turn, of A and B. The same is done with runs drawn from stretches of A's records of up
+to 1.5 times the shortest step, and in B's forward pass 5 % of a step more. Bars: at most one wrong verdict of equal
+runs in each 40, and 18 of 20 slower ones found by some number of runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -27,12 +28,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lockstep.diagnosis.phases import parts_of
 from lockstep.files.jsonl import read_records
-from lockstep.report.comparison import StepTimes, compare
+from lockstep.report.comparison import WHOLE, StepTimes, compare
 from lockstep.report.sides import times_of
 from lockstep.report.worker_records import phase_medians
 
 SECONDS, PART_SECONDS, SLOWER, BATCH = 420.0, 6.5, 0.05, 64
-MIN_RECORDS = 3  # of a part
+MIN_RECORDS, LENGTH = 3, 8  # of a part, and of a run that is drawn
+NOISE = 1.5  # the longest step of these runs, in shortest ones
 Parts = list[list[StepTimes]]  # the records of each part, in the order of time
 
 
@@ -129,6 +131,26 @@ def windows(parts: Sequence[list[StepTimes]], runs: int, number: int) -> list[Pa
     ]
 
 
+def drawn(parts: Parts, runs: int, number: int, slower: float, draw: random.Random) -> Iterator[tuple[Parts, Parts]]:
+    """Yield pairs of so many runs in turn, from the quieter records of A; those of the second are slower."""
+    records = [times for part in parts for times in part]
+    shortest = min(times.seconds[WHOLE] for times in records)
+    quiet = [times for times in records if times.seconds[WHOLE] <= NOISE * shortest]
+    for _ in range(number):
+        sides: tuple[Parts, Parts] = ([], [])
+        for turn in range(2 * runs):
+            start = draw.randrange(len(quiet) - LENGTH)
+            more = turn % 2 * slower
+            sides[turn % 2].append([_slowed(times, more, turn) for times in quiet[start : start + LENGTH]])
+        yield sides
+
+
+def _slowed(times: StepTimes, share: float, turn: int) -> StepTimes:
+    more = share * times.seconds[WHOLE]
+    slowed = {name: times.seconds[name] + more for name in ("forward", WHOLE)}
+    return times._replace(seconds={**times.seconds, **slowed}, unix_time=float(turn))
+
+
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     if sys.argv[2:] == ["train"]:
@@ -144,6 +166,9 @@ def main() -> None:
     for runs in (1, 5, 10):
         pairs = zip(windows(a[: len(b)], runs, 20), windows(b[: len(a)], runs, 20), strict=True)
         count(f"5 % slower, {runs} each in turn", pairs)
+    for runs in (1, 5, 10, 20, 30):
+        count(f"drawn: equal, {runs} each in turn", drawn(a, runs, 400, 0.0, draw))
+        count(f"drawn: 5 % slower, {runs} each in turn", drawn(a, runs, 200, SLOWER, draw))
 
 
 if __name__ == "__main__":
