@@ -58,7 +58,8 @@ class GroupObservation:
         if size > 1 and hang_limit() and not publisher.own_board():
             self._leaving.append(GroupWatch(own, rank, size, self._hang).close)
         observer, job = self._observe(publisher.own_board()), self._job if rank == 0 else None
-        exchange = StepExchange(rank, size, lambda: observer.published, observer.report_seconds, job)
+        keeps_records = self._folder is not None
+        exchange = StepExchange(rank, size, lambda: observer.published, observer.report_seconds, job, keeps_records)
         observer.states.keep_each(2 * exchange.interval_seconds)
         self._leaving.append(StoreWatch(own, exchange.check, exchange.interval_seconds, exchange.finish).close)
         self._leaving.append(observer.guard(lambda: observer.publish() if observer.steps else None))

@@ -64,6 +64,7 @@ class StepExchange:
         published: Returns this worker's steps so far.
         report_seconds: The least time between two reports of steps.
         job: On rank 0, receives the steps of all workers, once all have taken some; called when that is so.
+        keeps_records: Whether rank 0 then writes records.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class StepExchange:
         published: Callable[[], ObservedSteps],
         report_seconds: float,
         job: Callable[[], JobSteps] | None,
+        keeps_records: bool = False,
     ) -> None:
         least = size / MAX_PER_SECOND
         self.interval_seconds = max(least, min(report_seconds or INTERVAL_SECONDS, INTERVAL_SECONDS))
@@ -80,7 +82,7 @@ class StepExchange:
         self._keys = [f"observed_steps/{each}" for each in range(size)]
         self._published = published
         self._sent = published()  # what came before is of another job
-        self._job = job
+        self._job, self._keeps_records = job, keeps_records
         self._steps: JobSteps | None = None  # on rank 0, once it has received steps of all workers
         self._oversubscription = Oversubscription()
 
@@ -107,6 +109,7 @@ class StepExchange:
         last, deadline = [f"{key}/last" for key in self._keys], time.monotonic() + LAST_SECONDS
         self.check(store)
         store.set(last[self._rank], "")
-        while self._steps and self._steps.is_recorded and not store.check(last) and time.monotonic() < deadline:
+        waits = self._job and (self._steps.is_recorded if self._steps else self._keeps_records)
+        while waits and not store.check(last) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self.check(store)

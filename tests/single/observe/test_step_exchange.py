@@ -66,7 +66,8 @@ class Worker:
     def __init__(self, rank: int, size: int, forward: float, job: JobSteps) -> None:
         self.forward = forward
         self._published = ObservedSteps(9, report=1)  # of an earlier job
-        self.exchange = StepExchange(rank, size, lambda: self._published, 10.0, (lambda: job) if rank == 0 else None)
+        own = (lambda: job) if rank == 0 else None
+        self.exchange = StepExchange(rank, size, lambda: self._published, 10.0, own, keeps_records=True)
 
     def report(self) -> None:
         """Publish 50 more steps."""
@@ -134,8 +135,9 @@ def test_nothing_begins_before_all_workers_take_steps(slow: Job, tmp_path: Path)
     assert slow.steps.is_recorded
 
 
-def test_rank_0_waits_for_the_last_steps_of_the_others(slow: Job) -> None:
-    slow.exchange(1)
+@pytest.mark.parametrize("times", [1, 0])  # 0: of a job that is over before the first exchange
+def test_rank_0_waits_for_the_last_steps_of_the_others(times: int, slow: Job) -> None:
+    slow.exchange(times)
     for worker in slow.workers:
         worker.report()
     first, *others = slow.workers
@@ -145,7 +147,8 @@ def test_rank_0_waits_for_the_last_steps_of_the_others(slow: Job) -> None:
         thread.start()
     for thread in (main, *ends):
         thread.join(TIMEOUT_SECONDS)
-    assert {rank: steps.steps for rank, steps in slow.steps.by_rank().items()} == dict.fromkeys(range(3), 150)
+    steps = 50 * (2 + times)
+    assert {rank: each.steps for rank, each in slow.steps.by_rank().items()} == dict.fromkeys(range(3), steps)
 
 
 def test_many_workers_send_less_often() -> None:
