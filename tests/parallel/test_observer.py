@@ -250,6 +250,34 @@ def test_workers_that_the_only_worker_starts_are_compared(by: str, tmp_path: Pat
     assert done.stdout.count("the settings of their optimizers differ (learning rates 0.1, 0.2)") == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
+@pytest.mark.parametrize("launcher", ["lockstep run", "torchrun"])
+def test_bytes_that_a_ddp_script_reads_are_recorded(launcher: str, tmp_path: Path) -> None:
+    size = 2_000_000
+    (tmp_path / "sample").write_bytes(bytes(size))
+    reads = """
+class Files(torch.utils.data.Dataset):
+    def __len__(self):
+        return 104
+    def __getitem__(self, index):
+        with open("sample", "rb") as file:
+            assert len(file.read()) == 2_000_000
+        return data[index]
+batches = DataLoader(Files(), 8, sampler=DistributedSampler(data, size, rank), num_workers=rank)
+"""
+    (tmp_path / "program.py").write_text(DDP.replace("loss_of, steps", f"{reads}\nloss_of, steps"))
+    own = [*LOCKSTEP, "run", "-np", "2", "--observe-dir", "observed", "--", sys.executable, "program.py"]
+    variables = {"LOCKSTEP_OBSERVE": "observed"} if launcher == "torchrun" else {}
+    done = run([*TORCHRUN, "program.py"] if launcher == "torchrun" else own, tmp_path, own_environment(**variables))
+    assert done.returncode == 0, done.stdout + done.stderr
+    each = 3 * 52 * size  # three epochs of half of the samples; on rank 1 by a loader process
+    for rank in range(2):
+        records = list(read_records(tmp_path / f"observed/io/worker-{rank}.jsonl"))
+        assert each <= sum(record["read_bytes"] for record in records) < 1.5 * each  # and torch's modules
+        assert sum(record["read_operations"] for record in records) >= 3 * 52
+        assert all(("node_disk_reads" in record) is (rank == 0) for record in records)
+
+
 @pytest.mark.parametrize("program", [pytest.param(FSDP, id="FSDP2"), pytest.param(HVD, id="hvd")])
 def test_steps_of_other_strategies_are_counted(program: str, tmp_path: Path) -> None:
     _check_rows(_observe(program, tmp_path))

@@ -36,7 +36,7 @@ def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, o
         return run({OBSERVE: "", **({} if observes else {REPORT: "0"})}, None)
     steps, code = JobSteps(command, folder), None
     try:
-        code = run({OBSERVE: "1"}, steps)
+        code = run({OBSERVE: str(folder or 1)}, steps)
     finally:
         steps.close(code)
     if folder:

@@ -25,7 +25,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
 STACK_SUFFIX, ANSWER_SUFFIX = ".stack", ".answer"  # of files beside the board
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None  # makes a worker write its stack
-VERSION = b"lockstp6"
+VERSION = b"lockstp7"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
 REPORT = struct.Struct("=QqI")  # number of reports, step, phase
 FLAGS = struct.Struct("=I")
@@ -39,7 +39,7 @@ AT_SAMPLE = AT_FLAGS + FLAGS.size
 AT_QUESTION = AT_SAMPLE + SAMPLE.size
 AT_ANSWER = AT_QUESTION + QUESTION.size
 AT_STEPS = AT_ANSWER + ANSWER.size
-SIZE_BYTES = 512
+SIZE_BYTES = 1024
 # Flags, see `BoardContent`.
 TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET, TORCH = 1, 2, 4, 8, 16, 32, 64, 128
 NO_STEP = -1

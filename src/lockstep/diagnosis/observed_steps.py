@@ -9,15 +9,18 @@ from dataclasses import astuple, dataclass
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.trained_state import STATE_LAYOUT, TrainedState
+from lockstep.files.io_records import TOTALS_LAYOUT, IoTotals
 
 RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
 LONGEST = 0.05  # share of the longest steps that a report leaves out, such as those with an evaluation or a checkpoint
 UNKNOWN = -1  # samples, in memory
 LAYOUT = struct.Struct(f"=qqqqQdQQ{2 * len(PHASES)}d")
-SIZE_BYTES = LAYOUT.size + STATE_LAYOUT.size
+AT_IO = LAYOUT.size + STATE_LAYOUT.size
+SIZE_BYTES = AT_IO + TOTALS_LAYOUT.size
 NONE = (0.0,) * len(PHASES)
 NO_STATE = TrainedState()
+NO_IO = IoTotals()
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class ObservedSteps:
         phase_seconds: The sum of the seconds in each of `PHASES`, on the device that trains.
         report_seconds: The mean seconds per step in each of `PHASES`, without the longest steps.
         state: The newest fingerprints of what is trained.
+        io: The I/O of the process and its children, if it is recorded.
     """
 
     steps: int = 0
@@ -48,6 +52,7 @@ class ObservedSteps:
     phase_seconds: tuple[float, ...] = NONE
     report_seconds: tuple[float, ...] = NONE
     state: TrainedState = NO_STATE
+    io: IoTotals = NO_IO
 
     @property
     def steps_per_second(self) -> float:
@@ -67,9 +72,9 @@ class ObservedSteps:
 
     def pack(self) -> bytes:
         """Return it as `SIZE_BYTES` bytes."""
-        steps, samples, *numbers, phases, report, _ = astuple(self)
+        steps, samples, *numbers, phases, report, _, _ = astuple(self)
         packed = LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report)
-        return packed + self.state.pack()
+        return packed + self.state.pack() + self.io.pack()
 
     @classmethod
     def unpack(cls, data: bytes) -> ObservedSteps:
@@ -77,11 +82,11 @@ class ObservedSteps:
         steps, samples, *numbers = LAYOUT.unpack(data[: LAYOUT.size])
         counts, seconds = numbers[: -2 * len(PHASES)], tuple(numbers[-2 * len(PHASES) :])
         known = None if samples == UNKNOWN else samples
-        state = TrainedState.unpack(data[LAYOUT.size :])
-        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :], state))
+        state, io = TrainedState.unpack(data[LAYOUT.size : AT_IO]), IoTotals.unpack(data[AT_IO:])
+        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :], state, io))
 
     def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
-        """Return the sums of both; with sign -1, the differences. Without reports and states."""
+        """Return the sums of both; with sign -1, the differences. Without reports, states and I/O."""
         samples = None
         if self.samples is not None or (other.samples is not None and sign > 0):
             samples = (self.samples or 0) + sign * (other.samples or 0)

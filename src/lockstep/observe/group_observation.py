@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,16 @@ class GroupObservation:
         if size > 1 and hang_limit() and not publisher.own_board():
             self._leaving.append(GroupWatch(own, rank, size, self._hang).close)
         observer, job = self._observe(publisher.own_board()), self._job if rank == 0 else None
-        keeps_records = self._folder is not None
-        exchange = StepExchange(rank, size, lambda: observer.published, observer.report_seconds, job, keeps_records)
+        if self._folder:
+            observer.count_io()
+
+        def published() -> Any:
+            return replace(observer.published, io=observer.io)
+
+        exchange = StepExchange(rank, size, published, observer.report_seconds, job, self._folder is not None)
         observer.states.keep_each(2 * exchange.interval_seconds)
         self._leaving.append(StoreWatch(own, exchange.check, exchange.interval_seconds, exchange.finish).close)
-        self._leaving.append(observer.guard(lambda: observer.publish() if observer.steps else None))
+        self._leaving.append(observer.guard(observer.finish))
         return True
 
     def leave(self) -> None:

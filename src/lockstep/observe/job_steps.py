@@ -16,6 +16,7 @@ from lockstep.config.run_paths import typed_command
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps
 from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
 from lockstep.errors import ConfigError
+from lockstep.files.io_records import OF_NODE, IoTotals, append_record
 from lockstep.files.jsonl import RecordWriter
 from lockstep.files.output import say
 from lockstep.script_check.state_comparison import StateComparison
@@ -55,6 +56,8 @@ class JobSteps:
         self._earlier = self.by_rank()
         self._processes = [{} for _ in hosts]
         self._oversubscribed = [False] * len(hosts)
+        self._hosts, self._devices = hosts, dict[str, int]()  # by host, the rank that counts its devices
+        self._io: dict[tuple[int, int], IoTotals] = {}  # what is recorded, by rank and process
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
         self._comparison, self._states = ReportComparison(hosts), StateComparison(len(hosts))
         self._start = self._recorded = self._totals()
@@ -77,6 +80,9 @@ class JobSteps:
         for each in processes:
             if each.rank >= len(self._processes):
                 continue
+            self._record_io(each)
+            if not each.steps.steps:  # only its I/O is known yet
+                continue
             own = self._processes[each.rank]
             if own.get(each.pid) != each.steps:
                 own.pop(each.pid, None)
@@ -94,6 +100,22 @@ class JobSteps:
                 self._record("straggler", asdict(straggler))
         if self._writer and time.monotonic() - self._recorded_time >= RECORD_SECONDS:
             self._record_steps()
+
+    def _record_io(self, process: ProcessSteps) -> None:
+        """Record the I/O of a worker's process since the last record, and that of each host's devices once."""
+        rank, totals = process.rank, process.steps.io
+        before = self._io.get((rank, process.pid), IoTotals())
+        if not self._folder or not self._writer or totals.seconds <= before.seconds:
+            return
+        self._io[rank, process.pid] = totals
+        record = totals.record(rank, before)
+        devices = {name for name in record if name.startswith(OF_NODE)}
+        if devices and self._devices.setdefault(self._hosts[rank], rank) != rank:
+            record = {name: amount for name, amount in record.items() if name not in devices}
+        try:
+            append_record(self._folder, record)
+        except OSError as error:
+            self._give_up(error)
 
     def _totals(self) -> list[ObservedSteps]:
         """Return the sums of each rank of this generation, with those of earlier ones."""

@@ -15,6 +15,7 @@ from lockstep.config.schema import TrainConfig, check_workers
 from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
+from lockstep.observe.io_sampling import IoSampler
 from lockstep.run.checkpoints.kept_run import kept_run
 from lockstep.run.records.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.run.records.trackers import ALWAYS
@@ -24,7 +25,6 @@ from lockstep.train.guards.checks import check_same_job, check_training
 from lockstep.train.inputs import load_data
 from lockstep.train.job import Job
 from lockstep.train.loop import Result, train
-from lockstep.train.monitoring.io_sampling import IoSampler
 from lockstep.train.network import build_model
 from lockstep.train.run_records import list_left_out
 from lockstep.train.setup import build_job
@@ -39,7 +39,7 @@ def run(config: TrainConfig, world: World) -> Result:
     Raises:
         LockstepError: The run failed; see `lockstep.errors` for the subclasses.
     """
-    io = IoSampler(config.run.io_every, world)  # first, to include loading the data set
+    io = IoSampler(config.run.io_every, world.rank_info.local_rank == 0)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
         kept = kept_run(held.folder.path)
@@ -57,7 +57,8 @@ def run_with(
 ) -> Result:
     """Train as `run` does, with a data set and a model that are already loaded."""
     with holding_run(config, world) as held:
-        return _run(config, world, data, model, held, IoSampler(config.run.io_every, world), custom)
+        io = IoSampler(config.run.io_every, world.rank_info.local_rank == 0)
+        return _run(config, world, data, model, held, io, custom)
 
 
 @lost_loaders_named()  # in the loop, and while the job closes
@@ -79,7 +80,7 @@ def _run(
     job.notes.extend(job.session.begin())
     with job.session.stopping.listening():
         try:
-            with io.recording(job.session.folder.path), closing(job):
+            with io.recording(job.session.folder.path, world.rank), closing(job):
                 job.say([*_introduce(job, workers), *io.notes])
                 job.say(job.warnings, ALWAYS)
                 result = train(job)

@@ -88,7 +88,9 @@ def observe_if_asked(is_worker: bool = False) -> None:
             warmup, steps, needs_samples, memory_limit = length.split(",")
             observe(Measurement(int(warmup), int(steps), needs_samples == "1", memory_limit))
         elif board := publisher.own_board():
-            observe(Observer(board))
+            observe(own := Observer(board))
+            if is_wanted != "1":  # a folder
+                own.count_io()
             if os.environ.get("WORLD_SIZE") == "1":
                 os.environ[OBSERVE_STARTED] = "1"
     except Exception as error:  # which would make `import torch` fail

@@ -33,6 +33,7 @@ from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.torch_hooks import TorchHooks, attach, before_calls, keep_eager, steps_on_stack
+from lockstep.files.io_records import IoTotals
 from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
@@ -40,10 +41,13 @@ from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 if TYPE_CHECKING:
     import torch
 
+    from lockstep.observe.io_sampling import IoSampler
+
 INTERVAL_SECONDS = 1.0  # between two publications
 CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
 OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
 REPORT_STEPS = 20  # at least
+IO_SECONDS = 5.0  # between two samples
 DEFAULT = Pace()
 
 
@@ -84,12 +88,17 @@ class Observer(TorchHooks):
         self._on_call = self.guard(self._module_is_called)
         self._on_end_of_waiting = self.guard(self._waiting_ends)
         self.states = StateRecorder(accelerator.read_later, accelerator.processor, self.seen_exchanges, pace)
+        self._io: IoSampler | None = None
+        self._writing = threading.Lock()  # the board
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
         self.begin_generation(board)
 
     def begin_generation(self, board: Board | None) -> None:
         """Count from 0, on a board of this generation of the workers."""
         self.board, self.published, self._reported = board, ObservedSteps(), time.monotonic()
+        self.io = IoTotals()
+        if self._io:
+            self._io.restart()
         self.steps = 0
         self._told_samples: int | None = None
         self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
@@ -173,6 +182,8 @@ class Observer(TorchHooks):
         interval = min(INTERVAL_SECONDS, self.report_seconds or INTERVAL_SECONDS)
         if not self._first_step[1]:  # it includes the start of the loaders
             self._first_step, self._written = (self._last, self.steps, self.samples), self._last
+            if self._io:
+                self._io.start()  # after the start of loader processes, which may be forks of a process without threads
         elif self._last - self._written >= interval and not self._is_capturing:
             self.publish()
 
@@ -301,11 +312,29 @@ class Observer(TorchHooks):
             interval_seconds=self._last - self._first_step[0],
             phase_seconds=tuple(sums),
         )
+        self._write()
+
+    def _write(self) -> None:
         if self.board:
-            self.board.publish_steps(self.published)
+            with self._writing:
+                self.board.publish_steps(replace(self.published, io=self.io))
+
+    def count_io(self) -> None:
+        """Publish this process's I/O, too: every few seconds from its first step on, and at the end."""
+        from lockstep.observe.io_sampling import IoSampler
+        from lockstep.world.launcher_environment import RankInfo
+
+        def publish(totals: IoTotals) -> None:
+            self.io = totals
+            self._write()
+
+        is_first = RankInfo.from_environment().local_rank == 0
+        self._io = self._io or IoSampler(IO_SECONDS, is_first, self.guard(publish))
 
     def finish(self) -> None:
-        """Publish the last steps, at the program's exit."""
+        """Publish the last steps, at the end of the job and at the program's exit."""
+        if self._io:
+            self._io.sample()
         self.subtract_skipped(unread=0)
         if self.steps or self.samples:
             self.publish()

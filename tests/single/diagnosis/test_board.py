@@ -77,7 +77,7 @@ def test_truncated_or_removed_board_shows_its_last_content(tmp_path: Path) -> No
 
 
 def test_a_board_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "0-1.board").write_bytes(bytes(1000))
+    (tmp_path / "0-1.board").write_bytes(bytes(5000))
     with pytest.raises(ValueError, match="not a board of this version"):
         BoardReader(tmp_path / "0-1.board")
 

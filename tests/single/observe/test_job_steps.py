@@ -13,6 +13,8 @@ import pytest
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps
 from lockstep.diagnosis.trained_state import TrainedState
 from lockstep.errors import ConfigError
+from lockstep.files.io_records import IoTotals, job_io, worker_file
+from lockstep.files.jsonl import read_records
 from lockstep.observe import job_steps
 from lockstep.observe.job_steps import JobSteps
 
@@ -59,6 +61,29 @@ def test_a_slow_rank_is_named_once_and_recorded(tmp_path: Path, capsys: pytest.C
     assert (first["step"], first["images_per_second"], first["steps_per_second"]) == (50, 160.0, 10.0)
     assert [record["step"] for record in others] == [50 * report for report in range(2, 9)]
     assert _records(tmp_path / "steps", "end")[0]["exit_code"] == 0
+
+
+def test_io_is_recorded_by_worker_and_devices_once_a_host(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    for start in (1000.0, 2000.0):
+        steps.begin(["a", "a", "b"])
+        for seconds in (5.0, 5.0, 10.0):  # the second one is no news
+            amounts = dict.fromkeys(("read_bytes", "node_disk_reads"), int(seconds))
+            totals = IoTotals().plus(start + seconds, seconds, amounts)
+            observed = (ObservedSteps(io=totals), replace(_observed(1, 0.01), io=totals), ObservedSteps(io=totals))
+            steps.add(tuple(ProcessSteps(rank, 7, True, each) for rank, each in enumerate(observed)), False)
+    steps.close(0)
+    for rank in range(3):
+        records = list(read_records(worker_file(tmp_path, rank)))
+        assert [(each["unix_time"], each["seconds"], each["read_bytes"]) for each in records] == [
+            *((1005.0, 5.0, 5), (1010.0, 5.0, 5)),
+            *((2005.0, 5.0, 5), (2010.0, 5.0, 5)),
+        ]
+        assert all(("node_disk_reads" in each) is (rank != 1) for each in records)
+        assert all("write_operations" not in each for each in records)
+    (_, between, *_) = job_io(tmp_path)
+    assert between["read_bytes_per_second"] == 3.0
+    assert list(steps.by_rank()) == [1], "workers without steps"
 
 
 def test_independent_programs_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 16  # the version of these messages
+PROTOCOL = 17  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 

@@ -9,15 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from lockstep.cli import main
-from lockstep.files.io_records import job_io, worker_file
+from lockstep.files.io_records import OF_NODE, IoTotals, job_io, worker_file
 from lockstep.files.jsonl import read_records
-from lockstep.train.monitoring import io_sampling
-from lockstep.train.monitoring.io_sampling import MISSING, IoCounters, IoSampler
-from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.world import World
+from lockstep.observe import io_sampling
+from lockstep.observe.io_sampling import MISSING, IoCounters, IoSampler
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
 SIZE = 3_000_000
@@ -128,13 +125,26 @@ def test_a_platform_without_counters_is_reported_once(
 @linux
 def test_only_the_first_worker_of_a_node_counts_its_devices(tmp_path: Path) -> None:
     for rank in (0, 1):
-        world = World(
-            RankInfo(launcher="torchrun", rank=rank, size=2, local_rank=rank, local_size=2), torch.device("cpu")
-        )
-        with IoSampler(60, world).recording(tmp_path):
+        with IoSampler(60, counts_node=rank == 0).recording(tmp_path, rank):
             pass
         (record,) = read_records(worker_file(tmp_path, rank))
-        assert any(name.startswith("node_") for name in record) is (rank == 0)
+        assert any(name.startswith(OF_NODE) for name in record) is (rank == 0)
+
+
+@linux
+def test_totals_go_on_until_a_restart(large_file: Path) -> None:
+    taken: list[IoTotals] = []
+    sampler = IoSampler(60, counts_node=False, use=taken.append)
+    for _ in range(3):
+        large_file.read_bytes()
+        sampler.sample()
+    sampler.restart()
+    sampler.stop()
+    sampler.sample()  # after the end: not counted
+    read = [round(totals.amounts[0] / SIZE) for totals in taken]
+    assert read == [1, 2, 3, 0]
+    assert taken[0].seconds < taken[1].seconds < taken[2].seconds
+    assert all(IoTotals.unpack(totals.pack()) == totals for totals in taken)
 
 
 @linux
@@ -143,7 +153,7 @@ def test_records_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, caplo
     worker_file(tmp_path, 0).symlink_to("/dev/full")
     with (
         caplog.at_level("WARNING", "lockstep"),
-        IoSampler(60, World(RankInfo(), torch.device("cpu"))).recording(tmp_path),
+        IoSampler(60, counts_node=True).recording(tmp_path, rank=0),
     ):
         pass
     assert "I/O recording stopped" in caplog.text
