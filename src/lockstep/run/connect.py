@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,9 +185,11 @@ class TrainingWorld(World):
         checkpoint_steps: int = 0,
         keep: int = 3,
         log_every: int = 20,
+        io_every: float = 5.0,
         check_replicas: int = 100,
         time_limit: str | None = None,
         tensorboard: bool = False,
+        about: Mapping[str, str] | None = None,
         **state: nn.Module | Stateful,
     ) -> TrainingRun:
         """Open a run folder, and restore the state of its newest checkpoint, if there is one. Collective.
@@ -201,10 +203,12 @@ class TrainingWorld(World):
             checkpoint_steps: Steps between two checkpoints; 0: none.
             keep: The number of newest checkpoints to keep, besides the best.
             log_every: Steps between two records.
+            io_every: Seconds between two records of the bytes that each worker reads and writes; 0: none.
             check_replicas: Steps between two comparisons of the workers' weights; 0: never.
             time_limit: Such as "2h": a checkpoint is written before it, and the program ends with exit code 75. None:
                 the limit of the batch job, if it is known; "none".
             tensorboard: Whether to write the records for TensorBoard, too.
+            about: Names for reports: of the data set as `data`, of the network as `arch`.
             state: What to save and restore, by names of your choice: models, optimizers, schedulers, a GradScaler, and
                 whatever has `state_dict` and `load_state_dict`.
 
@@ -224,12 +228,13 @@ class TrainingWorld(World):
                 checkpoint_steps=checkpoint_steps,
                 keep=keep,
                 log_every=log_every,
+                io_every=io_every,
                 time_limit=time_limit,
                 track=("tensorboard",) if tensorboard else (),
             ),
         )
         self._random.name_loaders(loader, state)
-        run = open_run(self, self._random, config, loader, state)
+        run = open_run(self, self._random, config, loader, state, about or {})
         self._open.append(run.held)
         self._pass_ends[:] = [run.pass_end]
         return run

@@ -14,6 +14,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
+from lockstep.observe.io_sampling import IoSampler
 from lockstep.run.messages import name_arguments
 from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded
 from lockstep.run.position import LoopPosition
@@ -28,6 +29,7 @@ from lockstep.run.training_run import TrainingRun
 from lockstep.world.world import World
 
 SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
+NAMES = ("data", "arch")  # in the record of the run
 
 
 class LoopConsole(Tracker):
@@ -44,6 +46,7 @@ def open_run(
     config: TrainConfig,
     loader: ExactLoader | None,
     state: Mapping[str, nn.Module | Stateful],
+    about: Mapping[str, str],
 ) -> TrainingRun:
     """Open a run folder and restore its newest state; see `TrainingWorld.run`. Collective."""
     for name, each in state.items():
@@ -52,6 +55,9 @@ def open_run(
     classes, settings, overridden = classes_of(state), settings_of(state), list[str]()
     identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed, **classes}
     begin: dict[str, Any] = {"workers": world.size, "script": typed_command()}
+    if unknown := about.keys() - NAMES:
+        raise ConfigError(f"about=: unknown name {min(unknown)!r}; give {' or '.join(NAMES)}")
+    begin |= {name: str(value) for name, value in about.items()}
     if loader is not None:
         if (sharding := loader.sharding) is None:
             raise ConfigError("loader=: is the loader of an evaluation; give that of the training")
@@ -88,7 +94,9 @@ def open_run(
         session = open_session(point, config, world, held, described, position)
         session.begin()
         session.record("run", **begin)
-        session.say([*point.notes, *overridden])
+        io = IoSampler(config.run.io_every, counts_node=world.rank_info.local_rank == 0)
+        stack.enter_context(io.recording(held.folder.path, world.rank))
+        session.say([*point.notes, *io.notes, *overridden])
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
         figures = position.figures if world.is_main else {}  # those of all workers

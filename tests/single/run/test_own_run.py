@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import TensorDataset
 import lockstep
 from lockstep.cli import main
 from lockstep.errors import CheckpointError, ConfigError, DataError, LockstepError, NonFiniteLossError
+from lockstep.files.io_records import worker_file
 from lockstep.files.jsonl import read_records
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.run.connect import TrainingWorld
@@ -81,6 +83,22 @@ class Loop:
 
 def _losses(folder: Path) -> list[float]:
     return [record["loss"] for record in read_records(folder / "metrics.jsonl") if record["kind"] == "step"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
+def test_a_run_records_what_its_loop_reads_and_what_it_is_about(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(3_000_000))
+    loop = Loop(tmp_path / "run", {"about": {"data": "random", "arch": "tiny"}})
+    loop.train_on(1, each_step=(tmp_path / "large").read_bytes)
+    first = next(read_records(tmp_path / "run/metrics.jsonl"))
+    assert (first["data"], first["arch"]) == ("random", "tiny")
+    steps = loop.run.step_count
+    records = list(read_records(worker_file(tmp_path / "run", 0)))
+    assert steps * 3_000_000 <= sum(record["read_bytes"] for record in records) < (steps + 1) * 3_000_000
+    Loop(tmp_path / "none", {"io_every": 0}).train_on(1)
+    assert not (tmp_path / "none/io").exists()
+    with pytest.raises(ConfigError, match="unknown name 'model'; give data or arch"):
+        Loop(tmp_path / "other", {"about": {"model": "tiny"}})
 
 
 def test_a_run_that_is_closed_by_a_loss_is_not_complete(tmp_path: Path) -> None:
