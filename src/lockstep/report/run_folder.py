@@ -10,6 +10,7 @@ from lockstep.errors import first_line, plural
 from lockstep.files.jsonl import read_records, whole
 from lockstep.files.metric_records import AXES, EPOCH_FIGURES, STEP_FIGURES, Columns
 from lockstep.files.untrusted import read_json, read_yaml
+from lockstep.report.loop_epochs import epochs_of_steps
 from lockstep.report.run import Curve, Run
 from lockstep.report.worker_records import RunRecords
 
@@ -54,8 +55,10 @@ def describe_damage(path: Path, lines: list[int]) -> str:
 
 
 def _run(metrics: Path, records: RunRecords, environment: Mapping[str, Any], config: Mapping[str, Any]) -> Run:
-    steps, by_split = _curves(records.steps, STEP_FIGURES), records.epochs.items()
-    epochs = {split: _curves(columns, EPOCH_FIGURES) for split, columns in by_split}
+    steps, by_split = _curves(records.steps, STEP_FIGURES), dict(records.epochs)
+    if "script" in records.start:
+        by_split["train"] = epochs_of_steps(records)  # such a loop records no training epochs
+    epochs = {split: _curves(columns, EPOCH_FIGURES) for split, columns in by_split.items()}
     return Run(
         path=metrics.parent,
         name=metrics.parent.resolve().name,

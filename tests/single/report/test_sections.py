@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -478,6 +479,23 @@ def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path)
     assert sum("worker-" in warning and "1 damaged line" in warning for warning in document.warnings) == 2
 
 
+def test_epochs_of_a_loop_are_made_of_its_steps(tmp_path: Path) -> None:
+    steps = (1, 4, 10, 15, 20, 25)  # the third epoch is not complete
+    times = {1: 1.0, 4: 2.0, 10: 8.0, 15: 9.0, 20: 10.0, 25: 11.0}
+    records = [
+        step_record(step, loss=float(step), time_seconds=times[step], images_per_second=100.0 * step, top5=None)
+        for step in steps
+    ]
+    run = make_run(tmp_path / "run", [start_record(script="train.py"), *records, epoch_record(2, "val")])
+    document = _document(run)
+    assert [(line.x, line.y) for line in _chart(document, "epoch-time").lines] == [([1, 2], [8.0, 2.0])]
+    training, _ = _chart(document, "loss-epochs").lines
+    assert training.y == [(1 * 1 + 3 * 4 + 6 * 10) / 10, (15 + 20) / 2]
+    (row,) = _rows(document, "results")
+    assert row["samples/s"] == median([(1 * 100 + 1 * 400 + 6 * 1000) / 8, (1500 + 2000) / 2])
+    assert "top5-epochs" in _parts(document), "of the evaluation"
+
+
 def test_bytes_to_storage_are_separate_from_write_calls(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     amounts = {"written_bytes": 50e6, "storage_written_bytes": 10e6}
@@ -503,6 +521,7 @@ def test_axes_start_at_zero_except_for_accuracy(tmp_path: Path) -> None:
         "loading-pipeline",
         "io-read",
         "data-wait",
+        "epoch-time",
     )
     assert all(_chart(document, key).from_zero for key in amounts)
     assert not _chart(document, "top1-epochs").from_zero

@@ -110,6 +110,12 @@ def build_throughput(runs: Sequence[Run]) -> Section | None:
         about = note("Share of time that the first worker spent waiting for its next batch.", waits)
         title, label = "Waiting for data", "share of time (%)"
         parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about, from_zero=True))
+    epochs = of_runs(runs, lambda run: run.epochs.get(("epoch_seconds", "train")))
+    if epochs:
+        about = note("Training time of each epoch, without evaluations.", epochs)
+        drawn = lines(epochs, EPOCHS)
+        title = "Time per epoch"
+        parts.append(Chart("epoch-time", title, EPOCHS.label, "time (s)", drawn, note=about, from_zero=True))
     return Section("Throughput", parts=parts) if parts else None
 
 
