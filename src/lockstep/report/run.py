@@ -156,6 +156,12 @@ class Run:
         rates = next((rates for curve in curves if curve and (rates := self._steady_values(curve))), [])
         return median(rates) if rates else None
 
+    @property
+    def epoch_seconds(self) -> float | None:
+        """The median training time of an epoch, as of the rate."""
+        curve = self.epochs.get(("epoch_seconds", "train"))
+        return median(seconds) if curve and (seconds := self._steady_values(curve)) else None
+
     def _steady_values(self, curve: Curve) -> list[float]:
         """Return the finite values of a curve; if the number of workers changed, only those of the last session."""
         resumed = number(self.start, "step") or 0

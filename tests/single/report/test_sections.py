@@ -124,7 +124,8 @@ def test_runs_of_different_data_sets_have_separate_sections(tmp_path: Path) -> N
             make_run(tmp_path / f"{data}-{workers}", records)
     document = _document(tmp_path)
     titles = [section.title for section in document.sections]
-    assert titles[:4] == ["Results: digits", "Results: mnist", "Learning curves: digits", "Learning curves: mnist"]
+    assert titles[:2] == ["Results: digits", "Results: mnist"]
+    assert titles[3:5] == ["Learning curves: digits", "Learning curves: mnist"]
     for key, title, top1 in (("", "digits", 90), ("-2", "mnist", 50)):
         chart = _chart(document, f"top1-epochs{key}")
         assert chart.title == f"Top-1 accuracy against epochs: {title}"
@@ -477,6 +478,21 @@ def test_io_is_drawn_over_time_and_what_was_never_counted_is_not(tmp_path: Path)
     assert {line.name for line in _chart(document, "io-operations").lines} == {"run, reads", "run, writes"}
     assert "io-network" not in _parts(document)
     assert sum("worker-" in warning and "1 damaged line" in warning for warning in document.warnings) == 2
+
+
+def test_workers_and_data_sets_have_medians_of_their_runs(tmp_path: Path) -> None:
+    for data, workers, seconds in (("cifar10", 2, 4.0), ("cifar10", 2, 6.0), ("cifar10", 1, 8.0), ("mnist", 1, 3.0)):
+        records = [start_record(data=data, workers=workers)]
+        records += [epoch_record(epoch, "train", epoch_seconds=seconds) for epoch in (1, 2, 3)]
+        make_run(tmp_path / f"{data}-{workers}-{seconds}", [*records, epoch_record(3, "val", top1=seconds / 10)])
+    document = _document(tmp_path)
+    assert [section.title for section in document.sections][:3] == [
+        *("Results: cifar10", "Results: mnist", "Workers and data sets")
+    ]
+    names = ("data set", "workers", "time per epoch (s)", "best top-1 (%)")
+    rows = [[row[name] for name in names] for row in _rows(document, "workers")]
+    assert rows == [["cifar10", 1, 8.0, 80.0], ["cifar10", 2, 5.0, 50.0], ["mnist", 1, 3.0, 30.0]]
+    assert "workers" not in _parts(_document(tmp_path / "cifar10-2-4.0", tmp_path / "cifar10-2-6.0"))
 
 
 def test_epochs_of_a_loop_are_made_of_its_steps(tmp_path: Path) -> None:

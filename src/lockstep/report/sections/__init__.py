@@ -49,7 +49,7 @@ def _of_runs(all_runs: Sequence[Run]) -> tuple[list[Section], list[str]]:
     """Return the sections about runs, data set by data set after all tables of results, and warnings."""
     data_sets = by_data_set(all_runs)
     firsts: list[Section] = []
-    others: list[Section] = []
+    others: list[Section] = [*filter(None, [results.build_workers(data_sets)])]
     warnings: list[str] = []
     for number, (data, runs) in enumerate(data_sets.items(), start=1):
         io_section, io_warnings = over_time.build_storage(runs)

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from lockstep.files.jsonl import mapping, number, text, texts
@@ -24,6 +24,14 @@ _COLUMNS = (
     ("last top-5 (%)", ".2f"),
     ("epochs", ""),
 )
+_WORKER_COLUMNS = (
+    ("data set", ""),
+    ("network", ""),
+    ("workers", ",.0f"),
+    ("time per epoch (s)", ",.4g"),
+    ("samples/s", ",.0f"),
+    ("best top-1 (%)", ".2f"),
+)
 _SEED_COLUMNS = (
     ("runs", ""),
     ("count", ",.0f"),
@@ -38,10 +46,10 @@ _SEED_COLUMNS = (
 
 
 def build(runs: Sequence[Run]) -> Section:
+    accuracies = " Accuracies are validation accuracies." * any(("top1", "val") in run.epochs for run in runs)
     note = (
-        f"{shared_settings(runs)} Accuracies are validation accuracies. samples/s is the median over the "
-        "training epochs, or over the step records before the first epoch ends. Training time covers all sessions, "
-        "without evaluation."
+        f"{shared_settings(runs)}{accuracies} samples/s is the median over the training epochs, or over the step "
+        "records before the first epoch ends. Training time covers all sessions, without evaluation."
     ).strip()
     parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in runs], note)]
     groups = seed_groups(runs)
@@ -53,6 +61,28 @@ def build(runs: Sequence[Run]) -> Section:
         rows = [_seed_row(group) for group in groups]
         parts.append(filled_table("seeds", "Runs that differ only in their seed", _SEED_COLUMNS, rows, note))
     return Section("Results", parts=parts)
+
+
+def build_workers(data_sets: Mapping[str, Sequence[Run]]) -> Section | None:
+    """Return a table of numbers of workers and data sets; None unless the number of workers differs between runs."""
+    groups: dict[tuple[str, str | None, int], list[Run]] = defaultdict(list)
+    for data, runs in data_sets.items():
+        for run in runs:
+            if run.steady_workers:
+                groups[data, run.arch, run.steady_workers].append(run)
+    if len({workers for _, _, workers in groups}) < 2:
+        return None
+    rows = [[*key, *_medians(groups[key])] for key in sorted(groups, key=lambda key: (key[0], key[1] or "", key[2]))]
+    note = "Medians over the runs and, of the time per epoch, over the epochs; without evaluations."
+    table = filled_table("workers", "Workers and data sets", _WORKER_COLUMNS, rows, note)
+    return Section("Workers and data sets", parts=[table])
+
+
+def _medians(group: Sequence[Run]) -> list[Cell]:
+    best = [_best(run.epochs.get(("top1", "val")))[0] for run in group]
+    columns = ([run.epoch_seconds for run in group], [run.images_per_second for run in group], best)
+    known = ([value for value in column if value is not None] for column in columns)
+    return [median(values) if values else None for values in known]
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
