@@ -5,6 +5,7 @@ The same document gives the same bytes, except that the order of the fonts in a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lockstep.files.jsonl import one_line
@@ -68,6 +69,7 @@ def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool, label_
     shown = _evenly(len(series), _MAX_IN_LEGEND)
     longest = max(len(item.name) for item in series) * _LETTER_PIXELS + _SYMBOL_PIXELS
     columns = 1 if is_right else max(1, min(len(series), 4, int(_NAMES_PIXELS // longest)))
+    columns = math.ceil(len(series) / math.ceil(len(series) / columns))  # rows of about equal length
     legend = {
         "title": None if len(shown) == len(series) else f"{len(shown)} of {len(series)}",
         "values": shown if not is_bars else shown[::-1],  # from top to bottom
