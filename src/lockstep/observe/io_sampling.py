@@ -149,8 +149,9 @@ class IoSampler:
             self.stop()
 
     def start(self) -> None:
-        """Take samples in a thread from now on. Further calls change nothing."""
+        """Take samples in a thread from now on, until `stop`. Further calls change nothing."""
         if self._counters and not self._thread:
+            self._over.clear()
             # Its stack does not count as the program's progress, because of its name.
             self._thread = threading.Thread(target=self._sample_often, name="lockstep-io", daemon=True)
             self._thread.start()
@@ -179,7 +180,9 @@ class IoSampler:
             self._totals = IoTotals()
 
     def stop(self) -> None:
-        """Take the last sample."""
+        """End the thread, and take a last sample."""
         self._over.set()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
         self.sample()
-        self._counters = None

@@ -334,7 +334,7 @@ class Observer(TorchHooks):
     def finish(self) -> None:
         """Publish the last steps, at the end of the job and at the program's exit."""
         if self._io:
-            self._io.sample()
+            self._io.stop()
         self.subtract_skipped(unread=0)
         if self.steps or self.samples:
             self.publish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -139,10 +140,12 @@ def test_totals_go_on_until_a_restart(large_file: Path) -> None:
         large_file.read_bytes()
         sampler.sample()
     sampler.restart()
-    sampler.stop()
-    sampler.sample()  # after the end: not counted
+    for _ in range(2):  # the thread can start again, for another job of the process
+        sampler.start()
+        sampler.stop()
+        assert all(thread.name != "lockstep-io" for thread in threading.enumerate())
     read = [round(totals.amounts[0] / SIZE) for totals in taken]
-    assert read == [1, 2, 3, 0]
+    assert read == [1, 2, 3, 0, 0]
     assert taken[0].seconds < taken[1].seconds < taken[2].seconds
     assert all(IoTotals.unpack(totals.pack()) == totals for totals in taken)
 
