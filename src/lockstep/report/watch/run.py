@@ -206,8 +206,9 @@ class RunView:
     @cached_property  # loops over all workers, and is read once per worker
     def silent_seconds(self) -> float:
         """Seconds without records after which the run counts as silent."""
-        if any(worker.last_time for worker in self.workers):
-            return max(SILENT_SECONDS, SILENT_IO_RECORDS * (number(self.config, "run", "io_every") or 0.0))
+        every = number(self.config, "run", "io_every")  # unknown in custom loops and observed programs
+        if every and any(worker.last_time for worker in self.workers):
+            return max(SILENT_SECONDS, SILENT_IO_RECORDS * every)
         return max(SILENT_SECONDS, SILENT_RECORDS * self.metrics.longest_gap_seconds)
 
     @property

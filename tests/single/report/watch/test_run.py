@@ -28,9 +28,10 @@ def test_run_without_signs_of_life_is_silent(new_run: NewRun) -> None:
     assert state.text.startswith("last activity 3 h 0 min ago")
 
 
-def test_silence_without_io_records_may_last_an_evaluation(new_run: NewRun, write: Write) -> None:
+@pytest.mark.parametrize("has_io", [False, True])
+def test_silence_may_last_an_evaluation(has_io: bool, new_run: NewRun, write: Write) -> None:
     run = new_run(1)
-    for path in (run / "io").iterdir():
+    for path in (run / "io").iterdir() if not has_io else [run / "config.yaml"]:  # which has their interval
         path.unlink()
     write(run / "metrics.jsonl", [{"kind": "epoch", "time_seconds": 1.0, "step": 10, "unix_time": START + 1010}], "a")
     watch = RunWatch(run)
