@@ -114,8 +114,7 @@ def build_throughput(runs: Sequence[Run]) -> Section | None:
     if epochs:
         about = note("Training time of each epoch, without evaluations.", epochs)
         drawn = lines(epochs, EPOCHS)
-        title = "Time per epoch"
-        parts.append(Chart("epoch-time", title, EPOCHS.label, "time (s)", drawn, note=about, from_zero=True))
+        parts.append(Chart("epoch-time", "Time per epoch", EPOCHS.label, "time (s)", drawn, note=about, from_zero=True))
     return Section("Throughput", parts=parts) if parts else None
 
 

@@ -81,8 +81,7 @@ def build_workers(data_sets: Mapping[str, Sequence[Run]]) -> Section | None:
 def _medians(group: Sequence[Run]) -> list[Cell]:
     best = [_best(run.epochs.get(("top1", "val")))[0] for run in group]
     columns = ([run.epoch_seconds for run in group], [run.images_per_second for run in group], best)
-    known = ([value for value in column if value is not None] for column in columns)
-    return [median(values) if values else None for values in known]
+    return [median(known) if (known := [each for each in column if each is not None]) else None for column in columns]
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:

@@ -78,3 +78,10 @@ def test_legend_is_right_of_the_axes_if_there_are_many_lines() -> None:
     assert legends == [("title", None), ("title", "20 of 50")]
     sizes = [ElementTree.fromstring(vl_convert.vegalite_to_svg(spec)).get("width") for spec in (few, many)]
     assert float(sizes[1] or 0) > float(sizes[0] or 0) + 50
+
+
+@pytest.mark.parametrize(("letters", "names", "columns"), [(14, 4, 2), (14, 3, 3), (14, 5, 3), (30, 4, 2), (4, 8, 4)])
+def test_rows_of_a_legend_are_of_about_equal_length(letters: int, names: int, columns: int) -> None:
+    lines = [Line(f"{number:0{letters}}", [1, 2], [float(number), 1.0]) for number in range(names)]
+    spec = images.specification(Chart("key", "Title", "x", "y", lines))
+    assert spec["layer"][-1]["encoding"]["shape"]["legend"]["columns"] == columns
