@@ -13,7 +13,7 @@ def train():
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(100):
+    for _ in range(100):
         inputs = torch.rand(32, 1)
         loss = nn.functional.mse_loss(model(inputs), 3 * inputs + 1)
         optimizer.zero_grad()
