@@ -12,6 +12,7 @@ ROOT = Path(lockstep.__file__).parent
 LAYERS = {
     "errors": 0,
     "imports": 0,
+    "energy": 0,
     "files": 0.1,
     "config": 0.2,
     "diagnosis": 0.3,
@@ -31,7 +32,7 @@ LAYERS = {
     "cli": 6,
 }
 WITHOUT_TORCH = (
-    *("errors", "imports", "files", "config", "diagnosis", "script_check", "observe", "world"),
+    *("errors", "imports", "energy", "files", "config", "diagnosis", "script_check", "observe", "world"),
     *("launch", "report", "cli"),
 )
 
