@@ -76,18 +76,20 @@ def measure_in_job(plan: JobPlan, jobs: JobSeries, workers: int) -> StepJobOutco
     If the job failed, but not from running out of memory, what it wrote to stderr is shown.
     """
     code, results, rest = collect(jobs, plan, RESULT_MARK)
-    outcome = outcome_of(code, results, rest.splitlines(), workers)
+    outcome = outcome_of(code, results, rest.splitlines(), workers, plan.command)
     if code and not (outcome.out_of_memory or outcome.samples_unknown or outcome.was_ended):
         print(rest, end="", file=sys.stderr)
     return outcome
 
 
-def outcome_of(code: int, results: Sequence[Mapping[str, Any]], log: Sequence[str], workers: int) -> StepJobOutcome:
+def outcome_of(
+    code: int, results: Sequence[Mapping[str, Any]], log: Sequence[str], workers: int, command: Sequence[str] = ()
+) -> StepJobOutcome:
     """Return the outcome of a job from the results that its workers sent, and from its stderr."""
     sent = {kind: content for result in reversed(results) for kind, content in result.items()}  # the first of each kind
     by_worker = [result["figures"] for result in results if "figures" in result]
     try:
-        figures = figures_of(by_worker, workers)
+        figures = figures_of(by_worker, workers, command)
     except ValueError as error:
         reason = str(error)
     else:
@@ -111,7 +113,7 @@ def _describe_failure(code: int, failures: Sequence[str], log: Sequence[str]) ->
     return "; ".join([*messages[-1:], *causes[-1:]]) or (f"the launcher's exit code is {code}" if code else "")
 
 
-def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]:
+def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int, command: Sequence[str] = ()) -> dict[str, Any]:
     """Return the record's fields from what all workers have measured.
 
     Raises:
@@ -150,16 +152,16 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int) -> dict[str
         **({} if None in shares else {"utilization": fmean(shares)}),
         "device": by_worker[0]["device"],
         **({"gpu": ", ".join(gpus)} if gpus else {}),
-        **_environment(by_worker),
+        **_environment(by_worker, command),
     }
 
 
-def _environment(by_worker: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _environment(by_worker: Sequence[Mapping[str, Any]], command: Sequence[str]) -> dict[str, Any]:
     """Return the first worker's machine and the commits, and the usable cores."""
     machine = next((figures["environment"] for figures in by_worker if figures["environment"]), None)
     if machine is None:
         return {}
-    return {"cores": machine["cores"], "environment": {**machine, **describe_commits()}}
+    return {"cores": machine["cores"], "environment": {**machine, **describe_commits(command)}}
 
 
 def about_plan(plan: JobPlan) -> dict[str, Any]:

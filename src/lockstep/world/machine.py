@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,9 +57,13 @@ def _packages() -> dict[str, str]:
     return found
 
 
-def describe_commits() -> dict[str, str]:
-    """Return the Git commits of Lockstep, when running from a checkout, and of the working directory."""
-    return {"commit": _commit(Path(__file__)), "project_commit": _commit(Path.cwd())}
+def describe_commits(command: Sequence[str] = ()) -> dict[str, str]:
+    """Return the Git commits of Lockstep, when running from a checkout, and of a command's script.
+
+    Without a script, the second one is that of the working directory.
+    """
+    script = next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), Path.cwd())
+    return {"commit": _commit(Path(__file__)), "project_commit": _commit(script.absolute())}
 
 
 def _processor() -> str:
