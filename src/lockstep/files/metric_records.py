@@ -12,15 +12,16 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from lockstep.files.jsonl import Record, count, number, plausible, text
+from lockstep.files.jsonl import Record, count, mapping, number, plausible, text, texts
 
 Split = Literal["train", "val"]
 Position = tuple[float, float, float]  # steps and epochs done, and seconds of training
 AXES = ("step", "epochs", "seconds")
 KINDS = ("run", "step", "epoch", "desired", "stop", "end")
 RATES = ("images_per_second", "steps_per_second")
-EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds")
+EPOCH_FIGURES = ("loss", "top1", "top5", "images_per_second", "data_wait", "epoch_seconds", "kilowatt_hours")
 STEP_FIGURES = ("loss", "top1", "top5", *RATES, "data_wait", "lr", "loss_scale", "skipped_steps", "unix_time")
+JOULES_PER_KWH = 3.6e6
 RECENT = 8  # step records in a median for "now", since an epoch's last record may cover only one step
 
 
@@ -107,6 +108,9 @@ class MetricRecords:
         self.end: Record = {}  # how the last session ended: of kind "desired", "stop" or "end"
         self.reached_goal = False  # in any session
         self.planned_epochs: int | None = None
+        self.joules: float | None = None  # of all sessions, with those of steps that a later one took again
+        self.samples = self.joules_of_samples = 0.0  # of the steps whose energy was counted
+        self.not_counted: list[str] = []
 
     def take_all(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -115,6 +119,8 @@ class MetricRecords:
     def take(self, record: Record) -> None:
         """Add a record; records of other kinds are ignored."""
         kind = text(record, "kind")
+        if kind == "energy":
+            self._take_energy(record)
         if kind not in KINDS:
             return
         self.taken += 1
@@ -126,6 +132,14 @@ class MetricRecords:
         else:
             self.end = record
             self.reached_goal |= kind == "desired"
+
+    def _take_energy(self, record: Record) -> None:
+        self.not_counted += [line for line in texts(record, "unread") if line not in self.not_counted]
+        parts = [part for each in mapping(record, "joules").values() if (part := plausible(each)) is not None]
+        if parts and (joules := sum(parts)) >= 0:
+            self.joules = (self.joules or 0.0) + joules
+            if samples := count(record, "samples"):
+                self.samples, self.joules_of_samples = self.samples + samples, self.joules_of_samples + joules
 
     def pass_time(self, record: Record) -> None:
         """Note the position and the time of a record."""

@@ -74,6 +74,8 @@ class Run:
         stragglers: The newest records of ranks that slow the others down.
         stopped: Whether the run was stopped early on request.
         reached_goal: Whether the run reached its target accuracy.
+        joules: The energy of all sessions; `joules_per_sample` is that of training steps.
+        not_counted: Which energy is not counted, and why.
     """
 
     path: Path
@@ -90,6 +92,9 @@ class Run:
     reached_goal: bool = False
     environment: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    joules: float | None = None
+    joules_per_sample: float | None = None
+    not_counted: Sequence[str] = ()
 
     @property
     def steady_workers(self) -> int | None:

@@ -77,6 +77,9 @@ def _run(metrics: Path, records: RunRecords, environment: Mapping[str, Any], con
         reached_goal=records.reached_goal,
         environment=environment,
         config=config,
+        joules=records.joules,
+        joules_per_sample=records.joules_of_samples / records.samples if records.samples else None,
+        not_counted=records.not_counted,
     )
 
 

@@ -125,6 +125,7 @@ class LoopRecords:
             record["images_per_second"] = sum(samples for samples, _ in rows) / seconds
             record["data_wait"] = min(1.0, rows[0][1] / seconds)
         session.record("step", epoch=session.progress.epoch + 1, **record, **_split_figures(figures))
+        session.record_energy(sum(samples for samples, _ in rows))
         if not math.isfinite(figures.get("loss", 0.0)):
             step = session.progress.step
             raise NonFiniteLossError(f"the mean loss is {figures['loss']} up to step {step:,}. {session.advise()}")

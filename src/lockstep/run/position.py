@@ -48,7 +48,8 @@ class Position:
             TypeError, ValueError: A value is unknown, of the wrong type, or out of range.
         """
         position = from_mapping(cls, values, "progress")
-        numbers = [each for name, each in vars(position).items() if type(each) is int or name.endswith("seconds")]
+        floats = ("seconds", "joules")
+        numbers = [each for name, each in vars(position).items() if type(each) is int or name.endswith(floats)]
         if not all(0 <= number < LARGEST_STEP for number in numbers):
             raise ValueError("progress: a count or a time is out of range")
         return position

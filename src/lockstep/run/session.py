@@ -26,6 +26,7 @@ from lockstep.run.checkpoints.memory_snapshots import NONE, WRITER, snapshot_int
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
 from lockstep.run.named_states import gather_states, is_sharded, unwrapped
 from lockstep.run.position import Position
+from lockstep.run.records.job_energy import JobEnergy
 from lockstep.run.records.run_folder import HeldRun, RunFolder, logger
 from lockstep.run.records.trackers import ALWAYS, DETAIL, INFO, Record, Tracker
 from lockstep.run.replicas import ReplicaCheck, are_finite
@@ -113,6 +114,7 @@ class Session(Generic[P]):
     copies: HostCopies
     stopping: Stopping
     kept: KeptRun
+    energy: JobEnergy | None = field(default=None, init=False)
     _unrecorded: list[int | None] = field(default_factory=list)  # the repeated steps after a loss, until a step
     _saved: tuple[tuple[int, ...], bool] = ((), False)  # the newest state's place, and whether it is on disk
 
@@ -130,7 +132,8 @@ class Session(Generic[P]):
         return checkpoint_folder.newest(self.folder.checkpoints)
 
     def begin(self) -> list[str]:
-        """Measure and report the writes, and limit the time. Return lines to print. Collective."""
+        """Measure and report the writes, count the energy, and limit the time. Return lines to print. Collective."""
+        self.energy = JobEnergy(self.world)
         for folder in (self.checkpoints, self.snapshots):
             folder.report_to(lambda line: self.say([line], ALWAYS), self.stopping.writing)
         left = agreed_time_left(self.config.run.time_limit, self.world)
@@ -154,6 +157,15 @@ class Session(Generic[P]):
         for tracker in self.trackers:
             tracker.record(record)
         return record
+
+    def record_energy(self, samples: int = 0) -> float:
+        """Record the energy since the last such record, of steps of so many samples. Return its joules. Collective."""
+        if self.energy is None:
+            return 0.0
+        joules, unread = self.energy.take()
+        if joules or unread:
+            self.record("energy", joules=joules, samples=samples, unread=unread)
+        return sum(joules.values())
 
     def due(self, stops: bool, is_last: bool = False) -> bool | None:
         """Return whether a checkpoint (True) or a snapshot in memory (False) is due here; None: neither, or written.
@@ -262,6 +274,7 @@ class Session(Generic[P]):
 
     def finish(self, export: bool = False) -> Written:
         """Wait until everything is written; with `export`, also export the best weights. Collective."""
+        self.record_energy()
         problems, exported_step = list[str](), -1
         try:
             self.checkpoints.wait()
@@ -304,6 +317,8 @@ class Session(Generic[P]):
             stack.callback(self.trackers.clear)
             for close in (*(tracker.close for tracker in self.trackers), self.snapshots.close, self.checkpoints.close):
                 stack.callback(close)
+            if self.energy:
+                stack.callback(self.energy.close)
 
 
 def divides(every: int, count: int) -> bool:

@@ -26,6 +26,7 @@ class Progress(Position):
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0
     epoch_wait_seconds: float = 0.0
+    epoch_joules: float = 0.0
     best_top1: float = -1.0
     best_loss: float | None = None  # of evaluations without classes
 
@@ -66,7 +67,7 @@ class Progress(Position):
     def end_epoch(self) -> None:
         """Start the next epoch's sums."""
         self.epoch_totals = Totals()
-        self.epoch_seconds = self.epoch_wait_seconds = 0.0
+        self.epoch_seconds = self.epoch_wait_seconds = self.epoch_joules = 0.0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

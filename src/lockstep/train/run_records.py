@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import NonFiniteLossError
+from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.files.untrusted import printable_name
 from lockstep.run.balance import Balance
 from lockstep.run.records.trackers import ALWAYS
@@ -40,6 +41,7 @@ def report_steps(job: Job) -> None:
         **_traffic(job.optim.strategy),
         **({"phase_spread": spread} if spread else {}),
     )
+    progress.epoch_joules += job.session.record_energy(int(totals.count))
     for straggler in stragglers:
         job.session.record("straggler", **asdict(straggler))
         job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
@@ -80,7 +82,8 @@ def report_target_reached(job: Job) -> None:
 def report_training(job: Job) -> None:
     """Record the training of the finished epoch, including steps before a resume."""
     progress = job.progress
-    if not progress.epoch_totals.count:
+    count, joules = progress.epoch_totals.count, progress.epoch_joules
+    if not count:
         return
     _record_epoch(
         job,
@@ -89,11 +92,13 @@ def report_training(job: Job) -> None:
         progress.epoch_seconds,
         data_wait=progress.epoch_wait_seconds / progress.epoch_seconds,
         phase_seconds=job.worker_times.take_epoch(),
+        **({"kilowatt_hours": joules / JOULES_PER_KWH, "joules_per_sample": joules / count} if joules else {}),
     )
     job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float, metrics: Mapping[str, Value]) -> None:
+    job.session.record_energy()  # the next one is that of steps only
     values = {name: _as_json(value) for name, value in metrics.items()}
     _record_epoch(job, "val", totals, seconds, **({"metrics": values} if values else {}))
 

@@ -319,12 +319,18 @@ def card(device: torch.device) -> str:
     """
     import torch
 
-    if device.type == "cuda" and not torch.version.hip:
-        properties = _module("cuda").get_device_properties(device)
-        if hasattr(properties, "pci_bus_id"):
-            domain, bus, number = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
-            return f"PCI address {domain:04x}:{bus:02x}:{number:02x}"
+    if device.type == "cuda" and not torch.version.hip and (address := pci_address(device)):
+        return f"PCI address {address}"
     return identity(device)
+
+
+def pci_address(device: torch.device) -> str:
+    """Return a device's PCI address, such as 0000:4d:00; "" if torch does not report it."""
+    get_properties = getattr(_module(device.type), "get_device_properties", None) if overlaps(device) else None
+    properties: Any = get_properties and get_properties(device)
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
 
 
 def total_memory(device: torch.device) -> int:

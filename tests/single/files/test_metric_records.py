@@ -110,6 +110,19 @@ def test_steps_of_the_last_session_give_its_rates() -> None:
     assert (records.taken, records.incomplete, records.workers) == (5, 1, [2, 2])
 
 
+def test_energy_of_a_resumed_run_is_summed() -> None:
+    records, place = MetricRecords(), {"kind": "energy", "time_seconds": 0.0, "unix_time": 1e9}
+    for _ in range(2):  # the second session takes the steps again
+        records.take(START)
+        records.take({**place, "step": 0, "joules": {}, "samples": 0, "unread": ["DRAM: a reason"]})
+        records.take({**place, "step": 10, "joules": {"cpu": 100.0, "gpu": 300.0}, "samples": 50})
+        records.take({**place, "step": 10, "joules": {"cpu": 25.0}, "samples": 0})
+    for damage in (None, [1.0], {"cpu": "9"}, {"cpu": -1e9}, {"cpu": math.nan}):
+        records.take({**place, "joules": damage, "samples": -1})
+    assert (records.joules, records.not_counted) == (850.0, ["DRAM: a reason"])
+    assert records.joules_of_samples / records.samples == 8.0
+
+
 def _columns(rows: int, limit: int | None) -> Columns:
     columns = Columns(("loss",), limit)
     for x in range(rows):

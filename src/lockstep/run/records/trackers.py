@@ -104,7 +104,7 @@ class RecordTracker(Tracker):
         def keep(record: dict[str, Any]) -> bool:
             at_end = record.get("kind") == "epoch" and record.get("step") == start_step
             is_kept = 0 < record.get("step", 0) <= start_step and not (at_end and in_epoch)
-            is_kept = is_kept or record.get("kind") in ("run", "generation")
+            is_kept = is_kept or record.get("kind") in ("run", "generation", "energy")
             if is_kept:
                 self._recorded.add(_identity(record))
             return is_kept

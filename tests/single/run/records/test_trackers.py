@@ -194,6 +194,15 @@ def test_records_stay_whole_and_a_resume_drops_repeated_ones(tmp_path: Path) -> 
     RecordTracker(path, start_step=0).close()  # a new run in an old folder
 
 
+def test_a_resume_keeps_the_energy_of_repeated_steps(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(f'{{"kind": "{kind}", "step": {step}}}\n' for kind in ("step", "energy") for step in (5, 9))
+    )
+    RecordTracker(path, start_step=4).close()
+    assert [(record["kind"], record["step"]) for record in read_records(path)] == [("energy", 5), ("energy", 9)]
+
+
 def test_evaluation_of_a_complete_run_is_not_recorded_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     _feed(RecordTracker(path, start_step=0))
