@@ -11,6 +11,7 @@ from lockstep.config.run_paths import is_training
 from lockstep.diagnosis import NOT_OBSERVED, OBSERVE, REPORT
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import names
+from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.files.output import say
 from lockstep.observe.job_steps import JobSteps
 
@@ -41,6 +42,9 @@ def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, o
         steps.close(code)
     if folder:
         _show(steps.by_rank(), code)
+        if joules := steps.joules.total():
+            missing = f" (not counted: {'; '.join(steps.not_counted)})" if steps.not_counted else ""
+            say(f"energy: {joules / JOULES_PER_KWH:.4g} kWh{missing}", sys.stdout)
     return code
 
 

@@ -23,7 +23,7 @@ from lockstep.diagnosis.phases import Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
-STACK_SUFFIX, ANSWER_SUFFIX = ".stack", ".answer"  # of files beside the board
+STACK_SUFFIX, ANSWER_SUFFIX, GPU_SUFFIX = ".stack", ".answer", ".gpu"  # of files beside the board
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None  # makes a worker write its stack
 VERSION = b"lockstp7"
 IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers

@@ -30,6 +30,7 @@ from lockstep.diagnosis.board import (
     ANSWER_SUFFIX,
     ANSWERS,
     FINISHED,
+    GPU_SUFFIX,
     HVD,
     JOINING,
     STACK_SIGNAL,
@@ -99,6 +100,13 @@ def start_in(folder: Path, rank: int, answers: bool = True) -> Board | None:
     if answers and _board and not _end_thread:
         _serve_in_thread(_board)
     return own_board()
+
+
+def name_gpu(address: str) -> None:
+    """Publish the PCI address of the GPU that this worker uses, "" if unknown, for counting its energy."""
+    if board := own_board():
+        with suppress(OSError):  # the launcher has exited
+            board.path.with_suffix(GPU_SUFFIX).write_text(address)
 
 
 def move() -> None:

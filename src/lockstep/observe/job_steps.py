@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -49,10 +50,13 @@ class JobSteps:
         self._writer: RecordWriter | None = None
         self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier generations
         self._processes: list[dict[int, ObservedSteps]] = []  # by rank; the newest process is the last
+        self.joules, self._recorded_joules = Counter[str](), Counter[str]()  # of all hosts, by kind
+        self.not_counted: list[str] = []
         self._expect([])
 
     def _expect(self, hosts: Sequence[str]) -> None:
         """Prepare for the workers of a generation."""
+        self._has_begun = False  # all workers have taken steps
         self._earlier = self.by_rank()
         self._processes = [{} for _ in hosts]
         self._oversubscribed = [False] * len(hosts)
@@ -98,6 +102,9 @@ class JobSteps:
             for straggler in self._comparison.compare(newest, self._oversubscribed):
                 say(f"lockstep: {straggler.describe()}; {straggler.advice}")
                 self._record("straggler", asdict(straggler))
+        if not self._has_begun and len(newest) == len(self._processes):
+            self._has_begun = True
+            self._record_energy(0)  # of the start of the workers
         if self._writer and time.monotonic() - self._recorded_time >= RECORD_SECONDS:
             self._record_steps()
 
@@ -145,6 +152,7 @@ class JobSteps:
         if not self._writer:
             return
         self._record_steps()
+        self._record_energy(0)
         sums = [now.plus(before, -1) for now, before in zip(self._totals(), self._start, strict=True)]
         if sums and all(steps.timed_steps for steps in sums):
             columns = zip(PHASES, zip(*(steps.phase_seconds for steps in sums), strict=True), strict=True)
@@ -174,6 +182,21 @@ class JobSteps:
                 "phase_seconds": {phase: rounded(each) for phase, each in columns.items()},
             },
         )
+
+        self._record_energy(sum(steps.interval_samples for steps in new) if len(rates) == len(new) else 0)
+
+    def add_energy(self, joules: Mapping[str, float], unread: Sequence[str]) -> None:
+        """Add what a host has used since it was added last, and what is not counted there."""
+        self.joules.update(joules)
+        if new := [line for line in unread if line not in self.not_counted]:
+            self.not_counted += new
+            self._record("energy", {"joules": {}, "unread": new})
+
+    def _record_energy(self, samples: int) -> None:
+        """Write the energy since the last record, of so many samples."""
+        if new := self.joules - self._recorded_joules:
+            self._recorded_joules = Counter(self.joules)
+            self._record("energy", {"joules": dict(new), "samples": samples})
 
     def _record(self, kind: str, fields: Mapping[str, Any]) -> None:
         if not self._writer:

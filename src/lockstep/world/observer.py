@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import REPORT, REPORT_SECONDS, flight_recorder
+from lockstep.diagnosis import REPORT, REPORT_SECONDS, flight_recorder, publisher
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
@@ -168,8 +168,14 @@ class Observer(TorchHooks):
             self._told_samples = (self._told_samples or 0) + int(samples)
         if self.clock.clock is None:  # no backward pass has been seen
             self.clock.clock = DeviceClock(accelerator.current())
+            self._name_gpu(self.clock.clock.device)
         self.clock.end()
         self.step_is_counted()
+
+    @staticmethod
+    def _name_gpu(device: torch.device) -> None:
+        if device.type != "cpu":
+            publisher.name_gpu(accelerator.pci_address(device))
 
     @property
     def _is_capturing(self) -> bool:
@@ -232,6 +238,7 @@ class Observer(TorchHooks):
             return
         if self.clock.clock is None:
             self.clock.clock = DeviceClock(loss.device)
+            self._name_gpu(loss.device)
         if not self.clock.clock.has_time:
             self.has_captured = True
             return

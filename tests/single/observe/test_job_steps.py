@@ -124,6 +124,28 @@ def test_restarts_and_processes_of_a_rank_are_summed(tmp_path: Path) -> None:
     assert [record["time_seconds"] for record in _records(tmp_path, "run")] == [0.0, 5.0]  # 0.1 s per step
 
 
+def test_energy_of_hosts_and_restarts_is_summed(tmp_path: Path) -> None:
+    steps, reason = JobSteps(PROGRAM, tmp_path), "CPU: a reason"
+    for _ in range(2):
+        steps.begin(["a", "b"])
+        for host_joules in (10.0, 20.0):  # of the start
+            steps.add_energy({"cpu": host_joules}, (reason,))
+        for report in (1, 2):
+            steps.add_energy({"cpu": 3.0, "gpu": 5.0}, ())
+            steps.add(*_message(report, 0.01, 0.01))
+        steps.add_energy({"cpu": 7.0}, ())
+    steps.close(0)
+    first, *energy = _records(tmp_path, "energy")
+    assert (first["joules"], first["unread"]) == ({}, [reason])
+    of_a_start = [
+        ({"cpu": 33.0, "gpu": 5.0}, 0),
+        ({"cpu": 3.0, "gpu": 5.0}, 800),
+        ({"cpu": 7.0}, 0),
+    ]
+    assert [(record["joules"], record["samples"]) for record in energy] == 2 * of_a_start
+    assert (steps.joules, steps.not_counted) == ({"cpu": 86.0, "gpu": 20.0}, [reason])
+
+
 def test_records_after_a_restart_with_fewer_workers_are_complete(tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path)
     for workers in (3, 2):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from lockstep.diagnosis.board import (
     FINISHED,
+    GPU_SUFFIX,
     HVD,
     JOINING,
     MET,
@@ -38,6 +40,9 @@ from lockstep.launch.protocol.messages import (
     StepsObserved,
 )
 
+if TYPE_CHECKING:
+    from lockstep.energy.meter import EnergyMeter
+
 STEPS_SECONDS = 1.0  # between two messages of the observed steps
 JOINING_TICKS = 5  # until workers that create a process group cannot be about to finish that
 
@@ -61,6 +66,7 @@ class ProgressWatch:
         self._left = PeersLeft()
         self._oversubscription: Oversubscription | None = None
         self._observed: tuple[ProcessSteps, ...] = ()
+        self._energy: EnergyMeter | None = None
 
     async def run(self, watched: WorkerWatch) -> None:
         """Watch all workers of this host until cancelled."""
@@ -105,23 +111,36 @@ class ProgressWatch:
         with suppress(OSError):  # a system that tells nothing of its processors
             self._oversubscription = Oversubscription()
         try:
+            self._energy = await asyncio.to_thread(_start_meter)
             while True:
                 await asyncio.sleep(STEPS_SECONDS)
                 await self._send_steps(ranks)
         finally:
-            await self._send_steps(ranks)
+            await self._send_steps(ranks, is_last=True)
+            if self._energy:
+                self._energy.close()
 
-    async def _send_steps(self, ranks: Set[int]) -> None:
-        """Send the steps observed so far, if there are new ones."""
+    async def _send_steps(self, ranks: Set[int], is_last: bool = False) -> None:
+        """Send the steps observed so far, if there are new ones, and the energy that this host and its GPUs use."""
         found = []
         for board in boards_in(self._folder):
             with suppress(OSError, ValueError):  # the worker has removed or truncated it
                 if board.rank in ranks and (steps := board.steps()):
                     found.append(ProcessSteps(board.rank, board.pid, bool(board.read().flags & MET), steps))
-        if tuple(found) != self._observed:
+        if tuple(found) != self._observed or is_last:
             self._observed = tuple(found)
             oversubscribed = self._oversubscription is not None and self._oversubscription.check()
-            await self._send(StepsObserved(self._observed, oversubscribed))
+            meter = self._energy
+            joules = await asyncio.to_thread(meter.take, set(self._gpus(ranks))) if meter else {}
+            unread = tuple(meter.take_unread() if meter else ())
+            await self._send(StepsObserved(self._observed, oversubscribed, joules, unread))
+
+    def _gpus(self, ranks: Set[int]) -> Iterator[str]:
+        """Yield the PCI addresses of the GPUs of the workers with these ranks."""
+        for path in self._folder.glob(f"*{GPU_SUFFIX}"):
+            with suppress(OSError):  # removed
+                if int(path.name.partition("-")[0]) in ranks:
+                    yield path.read_text()
 
     def have_not_met(self, ranks: Set[int]) -> bool:
         """Return whether the workers with these ranks have imported torch, and none has joined a process group."""
@@ -194,3 +213,10 @@ class ProgressWatch:
             else:
                 states.setdefault(rank, without_board(rank, pid))
         return tuple(states[rank] for rank in sorted(states))
+
+
+def _start_meter() -> EnergyMeter:
+    from lockstep.energy.counters import find_counters
+    from lockstep.energy.meter import EnergyMeter
+
+    return EnergyMeter(find_counters())

@@ -264,10 +264,14 @@ class StepsObserved(Message):
 
     Args:
         oversubscribed: Whether this host has more busy threads than cores.
+        joules: The energy that this host has used since the last message, by kind.
+        unread: Which energy is not counted, and why, if that is new.
     """
 
     processes: tuple[ProcessSteps, ...]
     oversubscribed: bool
+    joules: dict[str, float]
+    unread: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from lockstep.diagnosis import idle_clock
 from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, JOINING, TORCH, TORCH_GROUP, Board, BoardReader
 from lockstep.diagnosis.idle_clock import Activity
 from lockstep.diagnosis.inspection import Frame, WorkerState
+from lockstep.energy.counters import EnergyCounter
+from lockstep.energy.meter import EnergyMeter
 from lockstep.launch.node import progress_watch
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, PeersLeft
+from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, PeersLeft, StepsObserved
 
 LIMIT = 0.2
 STATE = WorkerState(0, stack=(Frame("x.py", 1, "f"),))
@@ -247,3 +250,31 @@ def test_ranks_are_inspected_whatever_their_state(host: Host) -> None:
     assert (second.rank, second.pid) == (1, shell.pid)
     assert second.state in "RSD"
     assert (third.rank, third.pid, third.exit_code) == (2, 0, 3)
+
+
+def test_the_energy_of_the_host_and_of_its_workers_gpus_is_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without steps. Another job computes on the second GPU, whose worker has another rank."""
+
+    def counter(kind: str, name: str, address: str = "") -> EnergyCounter:
+        return EnergyCounter(kind, name, itertools.count(0.0, 10.0).__next__, address=address)
+
+    counters = [
+        counter("cpu", "package-0"),
+        counter("gpu", "GPU 0", "0000:0a:00"),
+        counter("gpu", "GPU 1", "0000:1a:00"),
+    ]
+    monkeypatch.setattr(progress_watch, "_start_meter", lambda: EnergyMeter((counters, ["DRAM: a reason"])))
+    host.board.path.with_name("0-12.gpu").write_text("0000:0a:00")
+    host.board.path.with_name("7-12.gpu").write_text("0000:1a:00")
+
+    async def follow() -> None:
+        following = asyncio.create_task(host.watch.follow_steps({0}))
+        while host.watch._energy is None:
+            await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(follow())
+    (message,) = host.sent
+    assert isinstance(message, StepsObserved)
+    assert (message.joules, message.unread) == ({"cpu": 10.0, "gpu": 10.0}, ("DRAM: a reason",))

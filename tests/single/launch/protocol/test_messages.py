@@ -52,7 +52,7 @@ EACH: list[Message] = [
     messages.Failing(),
     messages.NoProgress(300.5, (STATE,)),
     messages.PeersLeft((1, 0), lost_peer=True),
-    messages.StepsObserved((ProcessSteps(3, 99, True, STEPS),), True),
+    messages.StepsObserved((ProcessSteps(3, 99, True, STEPS),), True, {"cpu": 1.5}, ("GPU: a reason",)),
     messages.Inspected((STATE, WorkerState(1, exit_code=0))),
     messages.Inspected((), "no answer within 10 s"),
     messages.Ended((FAILURE,), (7,), "the store"),
