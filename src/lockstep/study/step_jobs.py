@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,11 +150,22 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int, command: Se
         "peak_memory_bytes": max(figures["peak_memory_bytes"] for figures in by_worker),
         "memory": by_worker[0]["memory"],
         **({"memory_limit_bytes": min(limits)} if limits else {}),
+        **_power(by_worker),
         **({} if None in shares else {"utilization": fmean(shares)}),
         "device": by_worker[0]["device"],
         **({"gpu": ", ".join(gpus)} if gpus else {}),
         **_environment(by_worker, command),
     }
+
+
+def _power(by_worker: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the power of the hosts and GPUs by kind, each counter once, and what is not counted."""
+    read = [counter for figures in by_worker for counter in figures.get("counter_watts", ())]
+    sums = Counter[str]()
+    for kind, watts in {(host, name): (kind, watts) for host, name, kind, watts in read}.values():
+        sums[kind] += watts
+    unread = sorted({line for figures in by_worker for line in figures.get("energy_unread", ())})
+    return ({"watts": dict(sums)} if sums else {}) | ({"energy_unread": unread} if unread else {})
 
 
 def _environment(by_worker: Sequence[Mapping[str, Any]], command: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import time
 from functools import partial
 from statistics import fmean, quantiles
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.early_exit import exit_early, send_line
 from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
+from lockstep.energy.counters import find_counters
+from lockstep.energy.meter import EnergyMeter
 from lockstep.world import accelerator
 from lockstep.world.machine import describe_machine
 from lockstep.world.observer import Observer
@@ -31,6 +34,7 @@ WAIT_SECONDS = 10.0  # for the other workers of the host, at least
 WAIT_STEPS = 5.0  # and the time of so many steps
 UTILIZATION_SECONDS = 1.0  # at most, which one reading of an accelerator's utilization covers
 MAX_INTERRUPTED = 100  # steps after the warm-up, if none counts
+COUNTER_SECONDS = 10.0  # 100 times the interval in which GPUs and Cray nodes update their counters
 MAX_SHARE = 0.9  # of the free memory, which the workers of a host may take
 
 
@@ -60,6 +64,7 @@ class Measurement(Observer):
         self._cpu_seconds = self._last_cpu = 0.0  # of this process, in the measured steps
         self._readings: list[float] = []  # of the accelerator's utilization
         self._last_reading = 0.0
+        self._energy: tuple[EnergyMeter, float] | None = None  # and when it began
 
     def follow_trainer(self, clock: StepClock) -> None:
         """Measure the steps that the trainer reports, with the phases of its clock."""
@@ -116,6 +121,9 @@ class Measurement(Observer):
                 _send({"samples_unknown": True})
                 self._end_program()
             self.clock.take()  # forgets the warm-up, and waits for the device
+            device = self.clock.clock.device if self.clock.clock else None
+            gpus = [accelerator.pci_address(device)] if device and device.type != "cpu" else []
+            self._energy = EnergyMeter(find_counters(gpus)), time.perf_counter()
             self._last_reading = time.perf_counter()
         else:
             if self.clock.clock and self.clock.clock.device.type != "cpu":
@@ -184,6 +192,7 @@ class Measurement(Observer):
                     "backward_passes_per_step": backward_passes / len(self._seconds),
                     "exchanges": None if self.seen_exchanges() is None else exchanges,
                     "utilization": self._utilization(kind),
+                    **self._power(),
                     "peak_memory_bytes": accelerator.peak_memory(device),
                     "memory": "resident" if kind == "cpu" else "device",
                     "memory_limit_bytes": self._limit_bytes,
@@ -194,6 +203,18 @@ class Measurement(Observer):
                 }
             }
         )
+
+    def _power(self) -> dict[str, Any]:
+        """Return the mean watts of each counter in the measured time; other workers of this host may read the same."""
+        if self._energy is None:
+            return {}
+        meter, began = self._energy
+        meter.update()
+        seconds, host = time.perf_counter() - began, socket.gethostname()
+        if meter.counters and seconds < COUNTER_SECONDS:
+            return {"energy_unread": [f"it takes {COUNTER_SECONDS:g} s of steps; increase --steps"]}
+        watts = [[host, each.name, each.kind, meter.joules[each.name] / seconds] for each in meter.counters]
+        return {"counter_watts": watts, "energy_unread": meter.unread}
 
     def _utilization(self, kind: str) -> float | None:
         """Return the busy share of the accelerator or, on a CPU, of a core for each of the worker's threads.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.study.step_jobs import outcome_of
+from lockstep.study.step_jobs import _power, outcome_of
 
 PEER = "RuntimeError: [/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 LAUNCHER = "lockstep: worker 1 of 2 on a failed with exit code 1"
@@ -45,3 +45,17 @@ def test_reason_of_missing_figures_is_found(
     outcome = outcome_of(code, results, log, workers=2)
     assert (bool(outcome.out_of_memory), outcome.reason.startswith(reason)) == (lacks_memory, True)
     assert not outcome.figures
+
+
+def test_a_counter_that_several_workers_read_counts_once() -> None:
+    package, gpus = ["a", "package-0", "cpu", 100.0], [["a", f"GPU {number}", "gpu", 300.0] for number in range(2)]
+    workers = [
+        {"counter_watts": [package, gpus[0]], "energy_unread": ["DRAM: a reason"]},
+        {"counter_watts": [["a", "package-0", "cpu", 101.0], gpus[0]], "energy_unread": ["DRAM: a reason"]},
+        {"counter_watts": [["a", "package-0", "cpu", 102.0], gpus[1]]},
+        {"counter_watts": [["b", "package-0", "cpu", 50.0]]},
+    ]
+    power = _power(workers)
+    assert power["watts"] == pytest.approx({"cpu": 150.0, "gpu": 600.0}, rel=0.02)
+    assert power["energy_unread"] == ["DRAM: a reason"]
+    assert _power([{}]) == {}

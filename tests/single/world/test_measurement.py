@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ import torch
 from lockstep.diagnosis import FOLDER, flight_recorder
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, parts_of
+from lockstep.energy.counters import EnergyCounter
+from lockstep.energy.meter import EnergyMeter
 from lockstep.world import accelerator, measurement
 from lockstep.world.measurement import Measurement
 from lockstep.world.step_clock import DeviceClock, StepClock
@@ -193,3 +196,17 @@ def test_utilization_is_a_share_or_unknown(
 ) -> None:
     device_module(utilization=answer)
     assert accelerator.utilization(torch.device("cpu")) == share
+
+
+@pytest.mark.parametrize(("seconds", "watts"), [(20.0, [150.0]), (5.0, [])])
+def test_power_is_that_of_a_time_that_is_long_enough(
+    seconds: float, watts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds)
+    own = Measurement(2, 10)
+    counter = EnergyCounter("cpu", "package-0", iter([1000.0, 4000.0]).__next__)
+    own._energy = EnergyMeter(([counter], ["GPU: a reason"])), 0.0
+    power = own._power()
+    assert [each[-1] for each in power.get("counter_watts", [])] == watts
+    reason = "GPU: a reason" if watts else "it takes 10 s of steps; increase --steps"
+    assert power["energy_unread"] == [reason]
