@@ -56,6 +56,7 @@ NO_VARIABLES = {
     *("SECRET_LENGTH", "DIGEST_LENGTH", "HOROVOD_SECRET_KEY"),  # constants of horovod.runner.common.util.secret
     *("CROSS_RANK", "LOCAL_SIZE"),  # the ends of names; the whole ones are those of `place`'s rows
     *("INJECTION64_PATH", "MODULE_DIR"),  # the ends of variables that load libraries
+    "G_PER_KWH",  # a unit
     *("REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "NODE_FAIL", "BOOT_FAIL"),  # states of Slurm
     *("OUT_OF_MEMORY", "LAUNCH_FAILED"),  # states of Slurm
     *("ARRAY_INX", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "GPUS_PER_NODE"),  # the ends of sbatch's variables
@@ -150,7 +151,7 @@ def _fields(source: Path) -> Iterator[str]:
 def test_a_runs_records_have_the_fields_of_the_page(run: Path) -> None:
     words = _words("run-folder.md")
     records = [*_records(run / "metrics.jsonl"), *_records(run / "io" / "worker-0.jsonl")]
-    assert {record["kind"] for record in records} == {"run", "step", "epoch", "desired", "io"}
+    assert {record["kind"] for record in records} == {"run", "step", "epoch", "energy", "desired", "io"}
     assert not {key for record in records for key in _keys(record)} - words
     assert not set(_keys(json.loads((run / "environment.json").read_text()))) - words
     written = {path.name for path in run.iterdir()} - {"logs", "io", "tensorboard", "checkpoints"}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, require
 from lockstep.files.untrusted import printable
 from lockstep.report.scaling_series import THRESHOLD, check_threshold
 
@@ -30,11 +30,17 @@ class ReportCommand:
     """Title of the report (default: names the program of a scaling study)."""
     threshold: float = THRESHOLD
     """Efficiency below which scaling is insufficient."""
+    samples: Annotated[int, arg(metavar="N")] = 1_000_000
+    """Samples in the tables of costs, such as those of an epoch."""
+    carbon: Annotated[float | None, arg(metavar="G_PER_KWH")] = None
+    """Grams of CO2 equivalents per kWh of the center's electricity."""
     verbose: Annotated[bool, arg(aliases=["-v"])] = False
     """Print the name of each file."""
 
     def __post_init__(self) -> None:
         check_threshold(self.threshold)
+        require(self.samples >= 1, "--samples", self.samples, "at least 1")
+        require(self.carbon is None or 0 <= self.carbon < 1e5, "--carbon", self.carbon, "0 or more grams per kWh")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,9 +49,10 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("missing the folders to report on; for example: lockstep report runs study -o report")
     from lockstep.report.draw import PAGE, write
     from lockstep.report.sections import build
+    from lockstep.report.sections.scaling import Costs
     from lockstep.report.sources import gather
 
-    document = build(gather(command.sources), command.title, command.threshold)
+    document = build(gather(command.sources), command.title, command.threshold, Costs(command.samples, command.carbon))
     for warning in document.warnings:
         print(printable(f"lockstep report: warning: {warning}"), file=sys.stderr)
     try:

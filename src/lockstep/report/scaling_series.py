@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import fmean, median, quantiles
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -47,6 +48,7 @@ class MeasuredPoint:
         utilization: Busy share of the accelerators or, on CPUs, of the workers' cores; the mean over the repeats.
         samples_per_step: Of all workers, as measured in a program; None if unknown.
         backward_passes: Of a worker per step, as measured in a program; None if unknown.
+        watts: Mean power of all hosts and GPUs, by what is counted; medians over the repeats.
         few_steps: The number of measured steps, if it is smaller than asked for.
     """
 
@@ -63,6 +65,7 @@ class MeasuredPoint:
     samples_per_step: float | None = None
     backward_passes: float | None = None
     few_steps: float | None = None
+    watts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def images_per_second(self) -> float:
@@ -93,6 +96,9 @@ class Series:
         label: The records' `label`, or one made from their fields, such as "resnet18 on cifar10, global batch 256".
         points: Points, sorted by workers.
         source: Source of published data; "" for your own measurements.
+        device: "CPUs" or "GPUs", with their model, that computed; "" if not recorded.
+        program: The script or module that was measured; "" if unknown.
+        unread: Which energy is not counted, and why.
         rate_unit: Such as "tokens/s" for records with tokens_per_second.
     """
 
@@ -102,11 +108,19 @@ class Series:
     points: tuple[MeasuredPoint, ...]
     source: str = ""
     rate_unit: str = "images/s"
+    device: str = ""
+    program: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def base_rate(self) -> float:
         """Throughput per worker at the smallest number of workers."""
         return self.points[0].images_per_second / self.points[0].workers
+
+    def joules_per_sample(self, point: MeasuredPoint) -> float | None:
+        """Return a point's energy; None if another point of the series counts more kinds, as both would not compare."""
+        counted = {kind for each in self.points for kind in each.watts}
+        return sum(point.watts.values()) / point.images_per_second if point.watts.keys() == counted != set() else None
 
 
 def quartiles_of(values: Sequence[float]) -> list[float]:
@@ -293,7 +307,27 @@ def _series(key: _Key, records: Sequence[Mapping[str, Any]]) -> Series:
     for record in records:
         by_workers.setdefault(record["workers"], []).append(record)
     points = tuple(_point(workers, by_workers[workers], key.unit) for workers in sorted(by_workers))
-    return Series(key.mode, key.job, _label(records[0], key.mode), points, key.source, key.unit)
+    device = text(records[0], "device")
+    computed = f"{'CPUs only' if device == 'cpu' else 'GPUs'}: {key.machine}" if device and key.machine else ""
+    unread = dict.fromkeys(line for record in records for line in texts(record, "energy_unread"))
+    return Series(
+        key.mode,
+        key.job,
+        _label(records[0], key.mode),
+        points,
+        key.source,
+        key.unit,
+        computed,
+        program_of(texts(records[0], "flags")),
+        tuple(unread),
+    )
+
+
+def program_of(command: Sequence[str]) -> str:
+    """Return the name of the script or module in a command; "" if it has none."""
+    scripts = [word for word in command if word.endswith(".py")]
+    modules = [word for option, word in pairwise(command) if option == "-m"]
+    return next((each.rpartition("/")[2] for each in [*scripts, *modules]), "")
 
 
 def _point(workers: int, records: Sequence[Mapping[str, Any]], unit: str) -> MeasuredPoint:
@@ -319,9 +353,16 @@ def _point(workers: int, records: Sequence[Mapping[str, Any]], unit: str) -> Mea
         step_seconds=(low, middle or _middle(records, "step_seconds"), high),
         samples_per_step=_middle(records, "samples_per_step"),
         backward_passes=_middle(records, "backward_passes_per_step"),
+        watts=_watts(records),
         few_steps=min((done for done, wanted in measured if done and wanted and done < wanted), default=None),
         utilization=fmean(shares) if (shares := _amounts(records, "utilization")) else None,
     )
+
+
+def _watts(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    found = [mapping(record, "watts") for record in records]
+    kinds = [kind for kind in found[0] if all(_positive(each, kind) for each in found)]
+    return {kind: median(_amounts(found, kind)) for kind in kinds}
 
 
 def _rate_key(record: Mapping[str, Any]) -> str | None:

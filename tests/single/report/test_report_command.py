@@ -99,6 +99,8 @@ def test_control_characters_in_names_are_escaped_in_the_report(
         ([], "missing the folders to report on"),
         (["/nowhere/at/all"], "nothing to report: /nowhere/at/all does not exist"),
         (["--threshold", "75", "study"], "--threshold 75: must be above 0 and at most 1"),
+        (["--samples", "0", "study"], "--samples 0: must be at least 1"),
+        (["--carbon", "-1", "study"], "--carbon -1: must be 0 or more grams per kWh"),
     ],
 )
 def test_nothing_to_report_is_one_line(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

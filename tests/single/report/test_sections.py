@@ -27,6 +27,7 @@ from report_material import (
 
 from lockstep.report.document import Bars, Chart, Document, Line, Table
 from lockstep.report.sections import build
+from lockstep.report.sections.scaling import Costs
 from lockstep.report.sources import gather
 
 HUGE = 10**400  # no float
@@ -273,7 +274,7 @@ def test_a_report_on_the_scaling_of_one_job_names_it(tmp_path: Path) -> None:
     document = build(gather([path]))
     assert document.title == "Scaling of resnet18 on cifar10, global batch 256"
     table = _parts(document)["scaling-strong-throughput-points"]
-    assert table.note.startswith("resnet18 on cifar10, global batch 256, steps of 256 samples with 1 worker. ")
+    assert table.note.startswith("resnet18 on cifar10, global batch 256. Computed on CPUs only: Model 1. ")
     assert "series" not in _rows(document, "scaling-strong-throughput-points")[0]
     other = write_lines(tmp_path / "other.jsonl", [scaling_record(1, job="76543210", arch="vgg16")])
     assert build(gather([path, other])).title == "Training results"
@@ -288,6 +289,77 @@ def test_the_environment_of_a_program_has_its_command(tmp_path: Path) -> None:
     assert (shown["command"], shown["processor"], shown["cores"]) == ("python 'a b.py'", "Model 1", "8")
     assert shown["batch system"] == "Slurm"
     assert shown["batch script requests"] == "#SBATCH --nodes=2; #SBATCH --gpus=8"
+
+
+@pytest.mark.parametrize(
+    ("commit", "shown"),
+    [("abc", "abc, clean"), ("abc-dirty", "abc, with uncommitted changes"), ("", "unknown, or not in Git")],
+)
+def test_the_programs_commit_is_apart_from_locksteps(commit: str, shown: str, tmp_path: Path) -> None:
+    facts = {"environment": {**ENVIRONMENT, "project_commit": commit, "commit": "def"}, "flags": ["python", "a/b.py"]}
+    document = _of_records(tmp_path, scaling_record(1, **facts))
+    table = {row["fact"]: row["value"] for row in _rows(document, "environment")}
+    assert (table["program's commit"], table["Lockstep's commit"]) == (shown, "def, clean")
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [("python src/train.py -b 64", "train.py"), ("python -m pkg.train x", "pkg.train"), ("./train -v", "a label")],
+)
+def test_the_title_is_the_programs_name(command: str, title: str, tmp_path: Path) -> None:
+    record = scaling_record(2, label="a label", flags=command.split())
+    assert build(gather([write_lines(tmp_path / "study.jsonl", [record])])).title == f"Scaling of {title}"
+
+
+def test_costs_are_those_of_so_many_samples(tmp_path: Path) -> None:
+    """100 samples/s need 1,000 s for 100,000 samples, and 360 W in this time are 0.1 kWh."""
+    power = {1: {"cpu": 60.0, "gpu": 300.0}, 2: {"cpu": 120.0, "gpu": 600.0}, 4: {"cpu": 240.0}}
+    records = [
+        scaling_record(count, images_per_second=100.0 * count, nodes=count, watts=watts, energy_unread=["DRAM: why"])
+        for count, watts in power.items()
+    ]
+    path = write_lines(tmp_path / "study.jsonl", records)
+    document = build(gather([path]), costs=Costs(100_000, carbon=250.0))
+    first, second, third = _rows(document, "scaling-strong-throughput-costs")
+    assert first == pytest.approx(
+        {
+            "workers": 1,
+            "global batch": 256,
+            "batch per worker": 256.0,
+            "nodes": 1,
+            "time (h)": 1000 / 3600,
+            "node-hours": 1000 / 3600,
+            "power (W)": 360.0,
+            "energy (kWh)": 0.1,
+            "energy per sample (J)": 3.6,
+            "CO2e (g)": 25.0,
+        }
+    )
+    assert (second["time (h)"], second["node-hours"]) == pytest.approx((500 / 3600, 1000 / 3600))
+    assert second["energy (kWh)"] == pytest.approx(0.1)
+    assert third["energy (kWh)"] is None  # its GPUs were not counted
+    batches = [
+        (row["global batch"], row["batch per worker"]) for row in _rows(document, "scaling-strong-throughput-costs")
+    ]
+    assert batches == [(256, 256.0), (256, 128.0), (256, 64.0)]
+    assert "\nenergy that is not counted: DRAM: why" in document.sections[0].text
+    assert "CO2e (g)" not in _rows(build(gather([path])), "scaling-strong-throughput-costs")[0]
+
+
+def test_energy_of_a_run_is_in_its_results(tmp_path: Path) -> None:
+    energy = {"kind": "energy", "step": 10, "time_seconds": 1.0, "unix_time": 1e9, "unread": ["DRAM: why"]}
+    records = [*run_records(), {**energy, "joules": {"cpu": 1.8e6, "gpu": 1.8e6}, "samples": 1000}]
+    make_run(tmp_path / "run", [*records, {**energy, "joules": {"cpu": 3.6e6}, "samples": 0}])
+    document = build(gather([tmp_path]), costs=Costs(carbon=100.0))
+    (row,) = _rows(document, "results")
+    assert (row["energy (kWh)"], row["energy per sample (J)"], row["CO2e (g)"]) == pytest.approx((2.0, 3600.0, 200.0))
+    table = _parts(document)["results"]
+    assert "Energy that is not counted: DRAM: why." in table.note
+
+
+def test_only_runs_with_accuracies_explain_them(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [start_record(), step_record(5)])
+    assert "ccuracies" not in _parts(_document(tmp_path))["results"].note
 
 
 def test_strong_and_weak_scaling_have_sections_of_their_own(tmp_path: Path) -> None:
@@ -405,15 +477,6 @@ def test_one_number_of_workers_has_a_point_but_no_model(tmp_path: Path) -> None:
     assert list(line.x) == [2]
     assert not {"scaling-strong-speedup", "scaling-strong-efficiency"} & set(_parts(document))  # of 1 and 100 %
     assert "no model" in document.sections[0].text
-
-
-def test_largest_count_on_one_node_is_reported(tmp_path: Path) -> None:
-    rates = {1: 100.0, 2: 198.0, 4: 390.0, 8: 770.0, 16: 760.0}
-    records = [
-        scaling_record(count, images_per_second=rate, nodes=max(1, count // 8), split_seconds=None)
-        for count, rate in rates.items()
-    ]
-    assert "\none node up to 8 workers\n" in _of_records(tmp_path, *records).sections[0].text
 
 
 def test_points_with_other_threads_per_worker_are_named(tmp_path: Path) -> None:
@@ -564,10 +627,10 @@ def test_environments_are_listed_once_without_private_fields(tmp_path: Path) -> 
         "2 x A100",
         "2.11.0",
     )
-    assert (of_study["measurement"], of_study["processor"], of_study["commit"]) == (
+    assert (of_study["measurement"], of_study["processor"], of_study["Lockstep's commit"]) == (
         "study: scaling",
         "Model 1",
-        "abc1234",
+        "abc1234, clean",
     )
     assert "secret" in str(ENVIRONMENT)
     assert "secret" not in str(document)

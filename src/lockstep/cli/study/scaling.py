@@ -233,13 +233,16 @@ def show_scaling(records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mappin
         points = series.points
         if len(points) > 1 or series.mode == "strong" or not has_strong:
             lines = filter(None, (judge(points, threshold), *cautions(series.mode, points)))
-            console.print(_throughput(series, jobs, threshold), *lines, _split(points), sep="\n")
+            energy = (f"energy that is not counted: {line}" for line in series.unread)
+            console.print(_throughput(series, jobs, threshold), *lines, *energy, _split(points), sep="\n")
 
 
 def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> Table:
-    headings = ("workers", "nodes", "threads", series.rate_unit, "lowest to highest", "speed-up", "efficiency")
+    energies = [series.joules_per_sample(point) for point in series.points]
+    energy = (f"J/{series.rate_unit.removesuffix('/s').removesuffix('s')}",) * any(energies)
+    headings = ("workers", "nodes", "threads", series.rate_unit, "lowest to highest", "speed-up", "efficiency", *energy)
     table, points = empty_table(f"{series.mode} scaling", headings, narrow=True), series.points
-    for point, efficiency in zip(points, efficiencies(points).values(), strict=True):
+    for point, efficiency, joules in zip(points, efficiencies(points).values(), energies, strict=True):
         table.add_row(
             str(point.workers),
             *map(str, jobs[point.workers].values()),
@@ -247,6 +250,7 @@ def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold
             f"{show_number(min(point.rates))} to {show_number(max(point.rates))}",
             f"{efficiency * point.workers / points[0].workers:.2f}",
             f"{100 * efficiency:.0f} %{' *' if efficiency < threshold else '  '}",
+            *((f"{joules:.4g}" if joules else "-",) * any(energies)),
         )
     return table
 

@@ -11,21 +11,28 @@ from lockstep.report.document import Document, Section
 from lockstep.report.run import Run, by_data_set
 from lockstep.report.scaling_series import THRESHOLD, Series, series_of
 from lockstep.report.sections import over_time, results, scaling, step_time, studies
+from lockstep.report.sections.scaling import Costs
 from lockstep.report.sources import Material
 
 
-def build(material: Material, title: str = "", threshold: float = THRESHOLD) -> Document:
+def build(
+    material: Material,
+    title: str = "",
+    threshold: float = THRESHOLD,
+    costs: Costs = Costs(),  # noqa: B008
+) -> Document:
     """Return the report document for `material`.
 
     Args:
         title: "" for one that names the program or job, if the report is about its scaling only.
         threshold: Efficiency below which scaling is insufficient.
+        costs: What the tables of costs are for.
     """
     series, scaling_warnings = series_of(material.studies)
-    run_sections, run_warnings = _of_runs(material.runs)
+    run_sections, run_warnings = _of_runs(material.runs, costs.carbon)
     sections: list[Section | None] = [
         *run_sections,
-        *scaling.build(series, threshold),
+        *scaling.build(series, threshold, costs),
         studies.build_batch(material),
         studies.build_loading(material),
         results.build_environments(material),
@@ -40,12 +47,12 @@ def build(material: Material, title: str = "", threshold: float = THRESHOLD) -> 
 
 def _title(material: Material, series: Sequence[Series]) -> str:
     """Return a title that names the only job of a report on scaling; otherwise a general one."""
-    jobs = {item.job: item.label for item in series}
+    jobs = {item.job: item.program or item.label for item in series}
     is_scaling = not material.runs and len(jobs) == 1 and material.of_kind("scaling") == material.studies
     return f"Scaling of {next(iter(jobs.values()))}" if is_scaling else "Training results"
 
 
-def _of_runs(all_runs: Sequence[Run]) -> tuple[list[Section], list[str]]:
+def _of_runs(all_runs: Sequence[Run], carbon: float | None) -> tuple[list[Section], list[str]]:
     """Return the sections about runs, data set by data set after all tables of results, and warnings."""
     data_sets = by_data_set(all_runs)
     firsts: list[Section] = []
@@ -60,7 +67,7 @@ def _of_runs(all_runs: Sequence[Run]) -> tuple[list[Section], list[str]]:
             step_time.build_worker_phases,
             over_time.build_loss_scale,
         )
-        found = [results.build(runs), *filter(None, (*(build(runs) for build in builders), io_section))]
+        found = [results.build(runs, carbon), *filter(None, (*(build(runs) for build in builders), io_section))]
         first, *rest = [_named(section, data, number) for section in found] if len(data_sets) > 1 else found
         firsts.append(first)
         others += rest

@@ -10,6 +10,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from lockstep.files.jsonl import mapping, number, text, texts
+from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.report.document import Cell, Section, Table, filled_table, show
 from lockstep.report.run import Curve, Run, by_data_set, shared_settings
 from lockstep.report.sources import Material
@@ -23,6 +24,10 @@ _COLUMNS = (
     ("last top-1 (%)", ".2f"),
     ("last top-5 (%)", ".2f"),
     ("epochs", ""),
+    ("energy (kWh)", ",.4g"),
+    ("energy per epoch (kWh)", ",.4g"),
+    ("energy per sample (J)", ",.4g"),
+    ("CO2e (g)", ",.4g"),
 )
 _WORKER_COLUMNS = (
     ("data set", ""),
@@ -45,13 +50,21 @@ _SEED_COLUMNS = (
 )
 
 
-def build(runs: Sequence[Run]) -> Section:
-    accuracies = " Accuracies are validation accuracies." * any(("top1", "val") in run.epochs for run in runs)
-    note = (
-        f"{shared_settings(runs)}{accuracies} samples/s is the median over the training epochs, or over the step "
-        "records before the first epoch ends. Training time covers all sessions, without evaluation."
-    ).strip()
-    parts = [filled_table("results", "Runs", _COLUMNS, [_row(run) for run in runs], note)]
+def build(runs: Sequence[Run], carbon: float | None = None) -> Section:
+    """Return the table of runs; with `carbon`, the grams of CO2 equivalents per kWh, also their emissions."""
+    sentences = [
+        shared_settings(runs),
+        "Accuracies are validation accuracies." if any(("top1", "val") in run.epochs for run in runs) else "",
+        "samples/s is the median over the training epochs, or over the step records before the first epoch ends.",
+        "Training time covers all sessions, without evaluation.",
+        f"CO2e at {carbon:g} g/kWh." if carbon is not None and any(run.joules for run in runs) else "",
+        *(
+            f"Energy that is not counted: {line}."
+            for line in dict.fromkeys(line for run in runs for line in run.not_counted)
+        ),
+    ]
+    rows = [_row(run, carbon) for run in runs]
+    parts = [filled_table("results", "Runs", _COLUMNS, rows, " ".join(filter(None, sentences)))]
     groups = seed_groups(runs)
     if groups:
         note = (
@@ -96,7 +109,8 @@ def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
     return [group for group in groups.values() if len({run.seed for run in group}) > 1]
 
 
-def _row(run: Run) -> list[Cell]:
+def _row(run: Run, carbon: float | None) -> list[Cell]:
+    hours, epochs = run.joules and run.joules / JOULES_PER_KWH, run.epochs.get(("kilowatt_hours", "train"))
     top1, top5 = run.epochs.get(("top1", "val")), run.epochs.get(("top5", "val"))
     best, epoch = _best(top1)
     return [
@@ -108,6 +122,10 @@ def _row(run: Run) -> list[Cell]:
         _last(top1),
         _last(top5),
         _epochs(run),
+        hours,
+        _mean(epochs.values) if epochs else None,
+        run.joules_per_sample,
+        hours and carbon and hours * carbon,
     ]
 
 
@@ -174,8 +192,8 @@ _ENVIRONMENT_COLUMNS = (
     *((name, "") for name in _PACKAGES.values()),
     ("torch platform", ""),
     ("GPU drivers", ""),
-    ("commit", ""),
-    ("project's commit", ""),
+    ("program's commit", ""),
+    ("Lockstep's commit", ""),
     ("batch system", ""),
     ("batch script requests", ""),
 )
@@ -218,11 +236,18 @@ def _environment_row(facts: Facts, record: Facts) -> tuple[Cell, ...]:
         *(text(facts, "packages", name) for name in _PACKAGES),
         text(facts, "torch_build"),
         ", ".join(texts(facts, "drivers")) or None,
-        text(facts, "commit") or text(record, "commit"),
-        text(facts, "project_commit") or None,
+        _commit(text(facts, "project_commit")) or ("unknown, or not in Git" if "project_commit" in facts else None),
+        _commit(text(facts, "commit") or text(record, "commit")),
         text(record, "batch_system"),
         "; ".join(texts(record, "batch_requests")) or None,
     )
+
+
+def _commit(name: str | None) -> str | None:
+    """Say whether the checkout had changes that are not in the commit."""
+    if not name:
+        return None
+    return f"{name.removesuffix('-dirty')}, {'with uncommitted changes' if name.endswith('-dirty') else 'clean'}"
 
 
 def _gpus(facts: Facts) -> str | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockstep.diagnosis.phases import STEP_PARTS
+from lockstep.energy.counters import KINDS
 from lockstep.errors import plural
+from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.report.document import Bars, Cell, Chart, Line, Scale, Section, Table, filled_table
 from lockstep.report.scaling_model import LEVEL, MIN_COUNTS, Model, fit, listed
 from lockstep.report.scaling_series import MeasuredPoint, Series, cautions, efficiencies, judge
@@ -38,6 +41,26 @@ _TABLE = (
 )
 
 
+_COSTS = (
+    *_TABLE[:3],
+    ("global batch", ",.4g"),
+    ("batch per worker", ",.4g"),
+    ("time (h)", ",.4g"),
+    ("node-hours", ",.4g"),
+    ("power (W)", ",.0f"),
+    ("energy (kWh)", ",.4g"),
+    ("energy per sample (J)", ",.4g"),
+    ("CO2e (g)", ",.4g"),
+)
+
+
+class Costs(NamedTuple):
+    """The number of samples in tables of costs, and grams of CO2 equivalents per kWh."""
+
+    samples: int = 1_000_000
+    carbon: float | None = None
+
+
 @dataclass(frozen=True)
 class _Study:
     """A series with its color, its name in legends, and its model if there are enough points."""
@@ -61,7 +84,7 @@ class _Study:
         return ", ".join(filter(None, (kind, self.name))) or "measured"
 
 
-def build(series: Sequence[Series], threshold: float) -> list[Section]:
+def build(series: Sequence[Series], threshold: float, costs: Costs) -> list[Section]:
     """Return a section for each measured mode."""
     sections = []
     for mode in _MODES:
@@ -73,14 +96,14 @@ def build(series: Sequence[Series], threshold: float) -> list[Section]:
             for color, item in enumerate(found)
         ]
         if studies:
-            sections.append(_section(mode, studies, threshold))
+            sections.append(_section(mode, studies, threshold, costs))
     return sections
 
 
-def _section(mode: str, studies: Sequence[_Study], threshold: float) -> Section:
+def _section(mode: str, studies: Sequence[_Study], threshold: float, costs: Costs) -> Section:
     title, about = _MODES[mode]
     charts = [*_rate_charts(mode, studies), *_ratio_charts(mode, studies, threshold)]
-    parts: list[Chart | Bars | Table] = [*_tables(mode, studies), *charts, *_bars(mode, studies)]
+    parts: list[Chart | Bars | Table] = [*_tables(mode, studies, costs), *charts, *_bars(mode, studies)]
     lines = [
         *(item.named(verdict) for item in studies if (verdict := judge(item.series.points, threshold))),
         *(item.named(caution) for item in studies for caution in cautions(mode, item.series.points)),
@@ -113,13 +136,8 @@ def _remarks(study: _Study) -> list[str]:
         of_model = [f"no model: a fit needs at least {MIN_COUNTS} different numbers of workers"]
     elif study.curve is None:
         of_model = [f"no model is drawn: its largest error is {100 * study.model.largest_error:.2g} %", *of_model]
-    return [*source, *_nodes(series), *_single_repeats(series), *_different_threads(series), *of_model]
-
-
-def _nodes(series: Series) -> list[str]:
-    alone = [point.workers for point in series.points if point.nodes == 1]
-    has_more = any((point.nodes or 0) > 1 for point in series.points)
-    return [f"one node up to {plural(alone[-1], 'worker')}"] if alone and has_more else []
+    unread = [f"energy that is not counted: {line}" for line in series.unread]
+    return [*source, *unread, *_single_repeats(series), *_different_threads(series), *of_model]
 
 
 def _single_repeats(series: Series) -> list[str]:
@@ -300,7 +318,7 @@ def _has_parts(studies: Sequence[_Study]) -> bool:
     return any(point.split for item in studies for point in item.series.points)
 
 
-def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
+def _tables(mode: str, studies: Sequence[_Study], costs: Costs) -> list[Table]:
     tables = []
     for (unit, key), found in _by_unit(studies).items():
         rate = ",.1f" if min(point.images_per_second for item in found for point in item.series.points) >= 1 else ".4g"
@@ -313,14 +331,38 @@ def _tables(mode: str, studies: Sequence[_Study]) -> list[Table]:
         note += " Times of a step are means, beside the quartiles of the steps." if _has_parts(found) else ""
         rows = [_row(item, point, rate) for item in found for point in item.series.points]
         tables.append(filled_table(f"scaling-{mode}-{key}-points", title, columns, rows, note))
+        kinds = {kind for item in found for point in item.series.points for kind in point.watts}
+        counted = " and ".join(name for kind, name in KINDS.items() if kind in kinds)
+        title = f"{_MODES[mode][0]}: cost of {costs.samples:,} {unit.removesuffix('/s')}"
+        note = "At the throughput above, for whole nodes."
+        note += f" Energy is that of {counted}." if counted else ""
+        note += f" CO2e at {costs.carbon:g} g/kWh." if counted and costs.carbon is not None else ""
+        rows = [_costs(item, point, costs) for item in found for point in item.series.points]
+        tables.append(filled_table(f"scaling-{mode}-{key}-costs", title, _COSTS, rows, note))
     return tables
 
 
 def _about(series: Series) -> str:
-    first = series.points[0]
-    samples = first.samples_per_step or first.global_batch
-    steps = f", steps of {samples:,.4g} samples with {plural(first.workers, 'worker')}" if samples else ""
-    return f"{series.label}{steps}"
+    return f"{series.label}. Computed on {series.device}" if series.device else series.label
+
+
+def _costs(study: _Study, point: MeasuredPoint, costs: Costs) -> list[Cell]:
+    hours = costs.samples / point.images_per_second / 3600
+    joules = study.series.joules_per_sample(point)
+    energy = joules and joules * costs.samples / JOULES_PER_KWH
+    return [
+        study.name or None,
+        point.workers,
+        point.nodes,
+        batch := point.samples_per_step or point.global_batch,
+        batch and batch / point.workers,
+        hours,
+        point.nodes and hours * point.nodes,
+        joules and joules * point.images_per_second,
+        energy,
+        joules,
+        energy and costs.carbon and energy * costs.carbon,
+    ]
 
 
 def _row(study: _Study, point: MeasuredPoint, rate: str) -> list[Cell]:
