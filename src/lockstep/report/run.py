@@ -64,7 +64,6 @@ class Run:
 
     Args:
         name: Name in legends, distinct within a report.
-        metrics: The file of its records.
         start: The `run` record of the newest session; empty if there is none.
         workers: Number of workers of each session, in order.
         epochs: For each metric and split, one point per epoch or evaluation.
@@ -76,11 +75,11 @@ class Run:
         reached_goal: Whether the run reached its target accuracy.
         joules: The energy of all sessions; `joules_per_sample` is that of training steps.
         not_counted: Which energy is not counted, and why.
+        metrics: The file of its records.
     """
 
     path: Path
     name: str
-    metrics: Path = Path()
     start: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[int] = ()
     epochs: Mapping[tuple[str, Split], Curve] = field(default_factory=dict)
@@ -95,6 +94,7 @@ class Run:
     joules: float | None = None
     joules_per_sample: float | None = None
     not_counted: Sequence[str] = ()
+    metrics: Path = Path()
 
     @property
     def steady_workers(self) -> int | None:
