@@ -81,11 +81,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _lines(found: Comparison) -> list[str]:
-    rates = " and ".join(f"{job} {1 / time:,.4g}" for job, time in zip("AB", found.seconds["all"], strict=True))
-    lines = [_verdict(found), f"{rates} {found.noun}s/s, {'' if found.alternate else 'not '}measured in turn"]
-    lines.append(f"{f'ms per {found.noun}':14}{'A':>10}{'B':>10}{'B - A':>10}")
+    shown = [f"{1 / time:{',.0f' if time < 1e-3 else '.4g'}}" for time in found.seconds["all"]]
+    lines = [
+        _verdict(found),
+        f"A {shown[0]} and B {shown[1]} {found.noun}s/s, {'' if found.alternate else 'not '}measured in turn",
+    ]
+    unit, scale = ("ms", 1e3) if found.noun == "step" else ("µs", 1e6)
+    lines.append(f"{f'{unit} per {found.noun}':14}{'A':>10}{'B':>10}{'B - A':>10}")
     for part, (a, b) in found.seconds.items():
-        lines.append(f"{_name(part):14}{1e3 * a:10.3g}{1e3 * b:10.3g}{1e3 * (b - a):+10.2g}")
+        lines.append(f"{_name(part):14}{scale * a:10.3g}{scale * b:10.3g}{scale * (b - a):+10.3g}")
     return lines
 
 

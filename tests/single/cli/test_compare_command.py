@@ -71,6 +71,9 @@ def test_a_slower_run_is_named_with_its_part_and_what_differs(
     assert main(["compare", str(a), str(b)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("unclear: B took 48 % less time per sample")  # twice the samples in 1.05 of the time
+    assert lines[1] == "A 3,198 and B 6,092 samples/s, not measured in turn"
+    assert lines[2].split() == ["µs", "per", "sample", "A", "B", "B", "-", "A"]
+    assert lines[3].split() == ["forward", "93.7", "54.7", "-39.1"]
     assert lines[-1] == "  program: python train.py --batch-size 32 -> python train.py --batch-size 64"
     again = _observed(tmp_path / "c", forward=3.5e-3)
     assert main(["compare", str(a), str(again)]) == 0
