@@ -25,6 +25,7 @@ def test_every_worker_gets_the_same_answers(world: World, size: int) -> None:
     assert world.from_main([1, "two", None] if world.is_main else "not this") == [1, "two", None]
     sums = world.sum_(torch.tensor([1.0, world.rank], dtype=torch.float64))
     assert sums.tolist() == [size, sum(range(size))]
+    assert world.max_(torch.tensor([world.rank, -world.rank])).tolist() == [size - 1, 0]
 
 
 @on_workers(2)
@@ -56,9 +57,7 @@ def threads():
         with contextlib.suppress(OSError):  # it has ended since
             yield task.read_text().strip()
 
-deadline = time.monotonic() + 10
 while "pt_gloo_runloop" in threads():  # one that has been joined may be listed for a moment
-    assert time.monotonic() < deadline, list(threads())
     time.sleep(0.05)
 """
 
