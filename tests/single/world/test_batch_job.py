@@ -89,11 +89,11 @@ def test_squeue_that_does_not_answer_is_not_waited_for(squeue: Path) -> None:
 
 @pytest.mark.cold
 def test_the_age_of_a_job_is_that_of_its_oldest_process() -> None:
-    code = "import lockstep.world.batch_job as j; print(j.job_age('PBS_JOBID'), j.age_of(j.os.getpid()))"
+    code = "import lockstep.world.batch_job as j; print(j.age_of(j.os.getpid()), j.job_age('PBS_JOBID'))"
     script = f'sleep 1; {sys.executable} -c "{code}"; :'  # the shell stays
     start = time.monotonic()
     done = subprocess.run(["sh", "-c", script], env={**os.environ, "PBS_JOBID": "7"}, capture_output=True, check=True)
-    job, own = map(float, done.stdout.split())
+    own, job = map(float, done.stdout.split())
     assert own + 0.9 < job < time.monotonic() - start + 0.1
     assert age_of(os.getpid()) > job  # this process has no such variable, and is older
 
