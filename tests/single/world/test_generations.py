@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -133,17 +134,26 @@ def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytes
 def test_only_a_worker_that_hangs_in_a_collective_exits(
     node: Node, monkeypatch: pytest.MonkeyPatch, file: str, is_busy: bool, exits: bool
 ) -> None:
-    monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(generations, "HUNG_SECONDS", 0.5)
     monkeypatch.setattr(generations, "HUNG_CPU_SECONDS", -1.0 if is_busy else LIMIT_SECONDS)
     lock, errors, ended = threading.Lock(), list[Exception](), threading.Event()
     monkeypatch.setattr(peer_loss, "end_process", lambda error: (errors.append(error), lock.release()))
     node.stay(end_collectives=ended.set)
     lock.acquire()
-    if not exits:
-        threading.Timer(1.0, lock.release).start()
-    node.tell(over=True)
+
+    def end() -> None:
+        main = threading.main_thread().ident or 0
+        wait_until(lambda: sys._current_frames()[main].f_code.co_filename == file)
+        node.tell(over=True)
+        if not exits:
+            assert ended.wait(LIMIT_SECONDS)
+            threading.Timer(1.0, lock.release).start()
+
+    thread = threading.Thread(target=end)
+    thread.start()
     exec(compile("lock.acquire()", file, "exec"), {"lock": lock})
+    thread.join()
     assert ended.is_set()
     assert [type(each) for each in errors] == [LostPeerError] * exits
 

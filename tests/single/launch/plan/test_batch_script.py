@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from time_limits import extended, wait_until
 
 from lockstep.errors import ConfigError
 from lockstep.launch.plan.batch_script import BatchJob, System, render
@@ -125,10 +127,12 @@ def run_script(system: System, folder: Path, code: int, signals: str = "", state
         if signals:
             while not (folder / "ready").exists() and process.poll() is None:
                 time.sleep(0.01)
-            time.sleep(0.3)  # coreutils' timeout, if stopped before it has noted its child's number, leaves it behind
+            # coreutils' timeout, if stopped before it has noted its child's number and waits, leaves it behind.
+            ours = [each for each in psutil.Process(process.pid).children(recursive=True) if each.name() == "timeout"]
+            wait_until(lambda: all(each.status() == psutil.STATUS_SLEEPING for each in ours))
             for name in signals.split():
                 process.send_signal(signal.Signals[f"SIG{name}"])
-        output, _ = process.communicate(timeout=20)
+        output, _ = extended(lambda seconds: process.communicate(timeout=seconds))
     where = "-H tuolumne1:1,tuolumne2:1 " if system == "flux" else ""
     assert (folder / "words").read_text() == f"run {where}-- python train.py\n"
     return process.returncode, output

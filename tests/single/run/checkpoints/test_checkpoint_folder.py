@@ -157,9 +157,13 @@ def test_an_interrupted_wait_for_a_write_is_repeated(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, 3)
     checkpoints.save(lambda: dataclasses.replace(_snapshot(1), wait=wait))
     main = threading.get_ident()
-    threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def wait_until_interrupted() -> None:
+        threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
         checkpoints.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_until_interrupted()
     threading.Timer(0.2, interrupted.set).start()
     checkpoints.close()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
