@@ -16,7 +16,7 @@ import pytest
 
 from lockstep.diagnosis import idle_clock
 from lockstep.diagnosis.board import ANSWERS, FINISHED, HVD, JOINING, TORCH, TORCH_GROUP, Board, BoardReader
-from lockstep.diagnosis.idle_clock import Activity
+from lockstep.diagnosis.idle_clock import Activity, IdleClock
 from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.energy.counters import EnergyCounter
 from lockstep.energy.meter import EnergyMeter
@@ -40,7 +40,15 @@ class Host:
         self.line, self.collectives = 1, (0, 0)
         self.watch = ProgressWatch(folder, LIMIT, self._send)
         self.inspect: Callable[[BoardReader], WorkerState] = lambda board: STATE
+        self.ticks, self.happens, tick = 0, lambda: None, IdleClock.tick
+
+        def counted(*arguments: Any) -> float:
+            self.happens()
+            self.ticks += 1
+            return tick(*arguments)
+
         invented: list[tuple[Any, str, Any]] = [
+            (IdleClock, "tick", counted),
             (idle_clock, "activity", lambda pid, descendants=True: self._activity(descendants)),
             (progress_watch, "inspect_worker", lambda board: self.inspect(board)),
         ]
@@ -54,12 +62,13 @@ class Host:
         return self.tree if descendants else self.own
 
     def watched(self, happens: Callable[[int], None] = lambda tick: None, ticks: int = 60) -> list[Message]:
-        """The messages while this happens at each of so many ticks, of which 20 make the limit."""
+        """The messages while this happens at each of so many ticks of the clock, of which 20 make the limit."""
+        first = self.ticks
+        self.happens = lambda: happens(self.ticks - first)
 
         async def follow() -> None:
             watching = asyncio.create_task(self.watch.run(self))  # type: ignore[arg-type]
-            for tick in range(ticks):
-                happens(tick)
+            while self.ticks < first + ticks:
                 await asyncio.sleep(LIMIT / 20)
             watching.cancel()
 
