@@ -99,7 +99,7 @@ def test_wait_orders_the_stream_and_not_the_host(world: World, waits: bool, earl
     values = torch.ones(1000, device="simgpu")
     torch.accelerator.synchronize()
     simgpu.reset_counts()
-    simgpu.delays(collective_us=200_000)
+    simgpu.delays(collective_us=200_000 if waits else 2_000_000)  # longer than a busy host takes for the sum
     work = dist.all_reduce(values, group=group, async_op=True)
     if waits:
         work.wait()

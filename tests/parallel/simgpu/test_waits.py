@@ -86,9 +86,10 @@ def test_a_clock_reads_the_devices_time() -> None:
     clock = DeviceClock(GPU)
     start = clock.now()
     simgpu.delays(operation_us=SLOW_US)
-    torch.ones(1, device=GPU).add_(1)
-    end = clock.now()
-    was_reached = clock.is_reached(end)
+    with simgpu.held(accelerator.current_stream(GPU)):
+        torch.ones(1, device=GPU).add_(1)
+        end = clock.now()
+        was_reached = clock.is_reached(end)
     clock.wait_for(end)
     assert clock.seconds(start, end) >= SLOW_US / 2e6
     assert not was_reached
@@ -96,12 +97,13 @@ def test_a_clock_reads_the_devices_time() -> None:
 
 @on_gpus()
 def test_a_side_stream_is_waited_for_on_the_device() -> None:
-    simgpu.delays(operation_us=SLOW_US)
     torch.accelerator.set_device_index(1)
     side, before = accelerator.new_stream(GPU), accelerator.current_stream(GPU)
-    with accelerator.on(side):
-        value = torch.ones(1, device=GPU) + 1
-    assert accelerator.current_stream(GPU) == before
-    index = torch.accelerator.current_device_index()
-    before.wait_stream(side)
-    assert (index, before.query(), value.item()) == (1, False, 2)
+    with simgpu.held(side):
+        with accelerator.on(side):
+            value = torch.ones(1, device=GPU) + 1
+        assert accelerator.current_stream(GPU) == before
+        index = torch.accelerator.current_device_index()
+        before.wait_stream(side)
+        is_done = before.query()
+    assert (index, is_done, value.item()) == (1, False, 2)
