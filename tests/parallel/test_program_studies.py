@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import LOCKSTEP, Done, run
+from ports import free_port
 
 from lockstep.files.jsonl import read_records
 
@@ -51,9 +52,9 @@ while True:
     optimizer.step()
 """
 SPAWN = """
-import os, socket, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 def main(rank, size, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=rank, world_size=size)
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
@@ -65,9 +66,7 @@ def main(rank, size, port):
     dist.destroy_process_group()
 if __name__ == "__main__":
     size = int(sys.argv[1])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    mp.start_processes(main, (size, port), nprocs=size, start_method=sys.argv[2])
+    mp.start_processes(main, (size, sys.argv[3]), nprocs=size, start_method=sys.argv[2])
 """
 
 
@@ -163,7 +162,7 @@ def test_a_script_that_cannot_be_measured_says_why(program: str, arguments: str,
 
 
 def test_workers_that_a_script_starts_itself_are_measured(tmp_path: Path) -> None:
-    done = _study(tmp_path, SPAWN, "--own-workers -np 1,2 --mode weak", "{np} fork")
+    done = _study(tmp_path, SPAWN, "--own-workers -np 1,2 --mode weak", f"{{np}} fork {free_port()}")
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record["workers"]: record for record in read_records(tmp_path / "out.jsonl")}
     for workers in (1, 2):
