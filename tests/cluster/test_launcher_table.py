@@ -27,6 +27,7 @@ from commands import (
     write_shims,
 )
 from ports import free_port
+from time_limits import scaled
 
 from lockstep.files.jsonl import read_records
 
@@ -46,7 +47,7 @@ def train(rank, size, ending):
         for x, in batches:
             optimizer.zero_grad()
             loss = model(x).mean()
-            time.sleep(0.01 if rank == 1 else 0.0)
+            time.sleep(0.02 if rank == 1 else 0.0)
             loss.backward()
             optimizer.step()
             steps += 1
@@ -92,7 +93,7 @@ BY_FLAG = ("`lockstep run`", "`lockstep run --nodes`", "torchrun", "`mp.spawn`")
 def _run(row: str, folder: Path, request: pytest.FixtureRequest, ending: str = "hang") -> Done:
     (folder / "program.py").write_text(PROGRAM)
     words = ("program.py", "spawn" if "spawn" in row else "worker", ending)
-    variables = {"LOCKSTEP_HANG_TIMEOUT": "3", "LOCKSTEP_STRAGGLER_SECONDS": "0.3"}
+    variables = {"LOCKSTEP_HANG_TIMEOUT": f"{scaled(3)}", "LOCKSTEP_STRAGGLER_SECONDS": "0.5"}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables |= {} if row in BY_FLAG else {"LOCKSTEP_OBSERVE": "steps"}
     if row == "srun":

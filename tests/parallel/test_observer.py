@@ -350,8 +350,8 @@ for x, y in batches:
 
 @pytest.mark.parametrize(("program", "phase"), [(HVD, "forward"), (ALONE, "")])  # DDP: test_launcher_table
 def test_a_slow_rank_of_a_program_is_named_once(program: str, phase: str, tmp_path: Path) -> None:
-    slow = program.replace("range(3)", "range(90)").replace(
-        "loss_of(replica(x), y)", "(rank == 1 and time.sleep(0.01)) or loss_of(replica(x), y)"
+    slow = program.replace("range(3)", "range(22)").replace(
+        "loss_of(replica(x), y)", "(rank == 1 and time.sleep(0.05)) or loss_of(replica(x), y)"
     )
     slow = slow.replace("import hashlib", "import time, hashlib")
     done = _observe(slow, tmp_path, LOCKSTEP_STRAGGLER_SECONDS="1")
@@ -378,13 +378,3 @@ def test_a_failing_observer_turns_itself_off(tmp_path: Path) -> None:
     assert len(_counted(done)) == 2
     assert done.stderr.count("this worker is not observed any more: ZeroDivisionError") == 2
     assert "no steps of an optimizer of torch were seen" in done.stdout
-
-
-def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "observed").mkdir()
-    (tmp_path / "observed/notes.txt").touch()
-    command = [*LOCKSTEP, "run", "-np", "1", "--observe-dir", "observed", "--", sys.executable, "-c", "print('ran')"]
-    done = run(command, tmp_path)
-    assert done.returncode == 2
-    assert "ran" not in done.stdout
-    assert "not an empty folder; choose another" in done.stderr

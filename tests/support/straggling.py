@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lockstep.data.sets import describe_custom
-from lockstep.diagnosis.stragglers import MIN_STEPS, REPORTS
+from lockstep.diagnosis import stragglers
 from lockstep.files.jsonl import read_records
 from lockstep.seeding import seed_all
 from lockstep.train import Callback, TrainingState
@@ -94,11 +94,17 @@ def train(
     seconds: float,
     settings: dict[str, Any],
     spend: Callable[[float], None] = time.sleep,
+    least: int = stragglers.MIN_STEPS,
 ) -> list[dict[str, Any]]:
-    """Train with a delay of one rank; return the records of stragglers, on rank 0."""
+    """Train with a delay of one rank; return the records of stragglers, on rank 0.
+
+    Args:
+        least: Replaces MIN_STEPS, in this process.
+    """
+    stragglers.MIN_STEPS = least
     slow = Slow(phase, seconds, spend) if rank == world.rank else Slow()
     report_steps = max(1, round(1.2 / (seconds + STEP_SECONDS)))
-    steps = max((REPORTS + 1) * report_steps, MIN_STEPS + report_steps)
+    steps = max((stragglers.REPORTS + 1) * report_steps, least + report_steps)
     SlowSGD.slow = slow
     seed_all(0, 0, 0)
     config = configure(

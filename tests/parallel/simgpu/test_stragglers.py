@@ -14,7 +14,6 @@ from simulated_gpu import gpu_world, run_on_gpus
 from torch import nn
 
 from lockstep import hvd
-from lockstep.diagnosis import stragglers
 from lockstep.diagnosis.observed_steps import PHASES, usual_seconds
 from lockstep.diagnosis.phases import BEFORE_BACKWARD
 from lockstep.hvd.engine import context as engine
@@ -89,10 +88,9 @@ def test_only_the_slow_gpus_own_phase_is_long(phase: str) -> None:
 
 
 def _train(_: World, folder: Path, phase: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    stragglers.MIN_STEPS = straggling.MIN_STEPS = MIN_STEPS  # in this process alone
     with gpu_world() as world:
         spend = partial(_spend, world.device)
-        return straggling.train(world, folder, phase, 1, SLOW_SECONDS, settings, spend)
+        return straggling.train(world, folder, phase, 1, SLOW_SECONDS, settings, spend, MIN_STEPS)
 
 
 @pytest.mark.parametrize(
