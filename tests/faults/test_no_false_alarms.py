@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import LOCKSTEP, Done, Job, own_environment, run, started
+from time_limits import scaled
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TRAIN = ["--model", "slow_work:net", "-b", "4", "--epochs", "1", "-j", "1", "--device", "cpu", "--run-dir", "run"]
@@ -81,7 +82,7 @@ LONG = [
 def test_slow_work_is_not_a_hang(tmp_path: Path, work: str, limit: float, seconds: float) -> None:
     environment = own_environment(OMP_NUM_THREADS="1", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     with slow_pipes(tmp_path):
-        assert_calm(run(command(work, limit, seconds), tmp_path, environment))
+        assert_calm(run(command(work, scaled(limit), scaled(seconds)), tmp_path, environment))
 
 
 @pytest.mark.long
@@ -127,9 +128,9 @@ def test_job_suspended_with_its_launcher_is_not_a_hang(tmp_path: Path, first: st
 def test_worker_in_pdb_is_not_a_hang(tmp_path: Path, seconds: float) -> None:
     os.mkfifo(tmp_path / "answers")
     answers = os.open(tmp_path / "answers", os.O_RDWR)
-    with started(command("debugger", 3, 0), tmp_path) as job:
+    with started(command("debugger", scaled(3), 0), tmp_path) as job:
         job.wait_for("debugging")
-        time.sleep(seconds)
+        time.sleep(scaled(seconds))
         os.write(answers, b"continue\n")
         os.close(answers)
         assert_no_alarm(job.wait(), job.text)

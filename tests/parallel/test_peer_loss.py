@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from commands import TORCHRUN, own_environment, run
+from time_limits import scaled
 from worker_group import on_workers, run_in_workers
 
 from lockstep.diagnosis.idle_clock import hang_limit
@@ -108,12 +109,12 @@ def test_under_torchrun_the_workers_explain_a_hang_and_end(tmp_path: Path, kind:
 
 
 CALM = """
-import time
+import os, time
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import connect
 
 with connect(RankInfo.from_environment(), "cpu") as world:
-    end = time.monotonic() + 6
+    end = time.monotonic() + 1.5 * float(os.environ["LOCKSTEP_HANG_TIMEOUT"])
     while world.rank == 0 and time.monotonic() < end:
         with open("file", "wb") as file:
             file.write(bytes(1 << 20))
@@ -125,7 +126,9 @@ print(f"rank {world.rank} is done")
 
 def test_slow_work_of_one_rank_is_not_a_hang(tmp_path: Path) -> None:
     (tmp_path / "calm.py").write_text(CALM)
-    done = run([*TORCHRUN, "calm.py"], tmp_path, own_environment(OMP_NUM_THREADS="1", LOCKSTEP_HANG_TIMEOUT="4"))
+    done = run(
+        [*TORCHRUN, "calm.py"], tmp_path, own_environment(OMP_NUM_THREADS="1", LOCKSTEP_HANG_TIMEOUT=f"{scaled(4)}")
+    )
     assert (done.returncode, done.stdout.count("is done")) == (0, 2), done.stderr
     assert "has not entered" not in done.stderr
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer imports it; importing it before the fork saves 4 s per worker
-from time_limits import Limit
+from time_limits import Limit, scaled
 
 from lockstep import hvd
 from lockstep.world.launcher_environment import RankInfo
@@ -170,5 +170,5 @@ def _is_ours(function: Any) -> bool:
 
 
 def _ends(thread: threading.Thread) -> bool:
-    thread.join(SETTLE_SECONDS)
+    thread.join(scaled(SETTLE_SECONDS))
     return not thread.is_alive()

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from time_limits import scaled
 
 from lockstep.launch.controller.host_process import RelayedProcess
 from lockstep.launch.controller.manual_nodes import ManualNodes
@@ -67,7 +68,7 @@ def guarded(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         async def bounded() -> None:
             with listen("127.0.0.1") as listener:
-                nodes = ManualNodes(listener, 3, "", HERE, Timings(reconnect=0.1, connect=0.5))
+                nodes = ManualNodes(listener, 3, "", HERE, Timings(reconnect=0.1, connect=scaled(0.5)))
                 try:
                     await asyncio.wait_for(test(nodes, listener), GUARD_SECONDS)
                 finally:
