@@ -46,17 +46,6 @@ def test_previous_checkpoint_is_used_and_reported(
     assert load_model(run)
 
 
-def test_where_all_are_damaged_all_are_named(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, {}, max_steps=10)
-    paths = checkpoint_folder.complete(run / "checkpoints")
-    for path in paths:
-        _damage(path / "state.json")
-    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged") as error:
-        train(run, {}, resume="auto")
-    assert [str(path / "state.json") in str(error.value) for path in paths] == [True] * len(paths)
-
-
 NUMBERS = 400_000  # of 4 bytes, and as many of momentum: 3.2 MB
 KEEP, BEST_EVERY = 2, 3
 LONGEST_LIFE_SECONDS = 0.25  # after the first checkpoint; one takes 20 to 200 ms
