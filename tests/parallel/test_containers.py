@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from commands import LOCKSTEP, Done, own_environment, run, started
 from runtimes import BOUND, PROGRAMS, RUNTIMES, install, make_image
+from time_limits import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
 SCRIPT = """
@@ -106,10 +106,7 @@ def test_workers_in_an_image_end_with_the_launcher(tmp_path: Path, image: Path) 
         job.wait_until(lambda: job.text.count("pid ") == 2)
         workers = [int(line.split()[1]) for line in job.text.splitlines() if line.startswith("pid ")]
         os.kill(job.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while any(psutil.pid_exists(pid) for pid in workers):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: not any(map(psutil.pid_exists, workers)))
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")

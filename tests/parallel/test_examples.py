@@ -46,7 +46,7 @@ def test_notebook_trains_in_its_process_and_on_two_workers(tmp_path: Path, monke
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     notebook = nbformat.read(EXAMPLES / "fit.ipynb", as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     _, alone, epochs, two, failing = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
 

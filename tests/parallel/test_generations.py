@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import HOROVODRUN, LOCKSTEP, Job, run, started
+from time_limits import wait_for_ends
 
 # A worker that says where it is in each generation, and goes on when the test names the generation's end in a file:
 # `done` ends it, `die R` kills rank R, and otherwise it waits for something that is lost when another worker dies.
@@ -272,7 +273,7 @@ def test_no_process_outlives_the_launcher_or_the_node_process(tmp_path: Path, vi
             node.kill()
             assert job.process.wait(150) == 1
             assert "lockstep: lost localhost: its part of the launcher" in job.text
-        assert psutil.wait_procs([*workers, *left], timeout=150)[1] == []
+        wait_for_ends([*workers, *left])
 
 
 def test_orphans_end_with_their_dead_worker_or_the_job(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 from commands import HOROVODRUN, own_environment, run, started
+from time_limits import wait_for_ends
 
 SHOW = """echo $HOROVOD_RANK/$HOROVOD_SIZE $HOROVOD_LOCAL_RANK/$HOROVOD_LOCAL_SIZE \\
 $HOROVOD_CROSS_RANK/$HOROVOD_CROSS_SIZE $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER \\
@@ -55,4 +55,4 @@ def test_ctrl_c_ends_all_workers_and_their_children(tmp_path: Path) -> None:
         family = job.descendants()
         job.send_signal(signal.SIGINT)
         assert job.wait(20) == 128 + signal.SIGINT
-        assert psutil.wait_procs(family, timeout=2)[1] == []
+        wait_for_ends(family)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, own_environment, run, started
 from runs import final_weights
+from time_limits import wait_for_ends
 
 from lockstep.config.values import NOTICE
 from lockstep.errors import StoppedError
@@ -159,7 +160,7 @@ def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
         victim = next(worker for worker in workers if worker.environ()["RANK"] == "1")
         victim.send_signal(signal.SIGKILL)
         assert job.wait(timeout=30) == 128 + signal.SIGKILL
-        assert psutil.wait_procs(workers, timeout=1)[1] == []
+        wait_for_ends(workers)
     assert "worker 1 of 3 was ended by SIGKILL" in job.text
 
 
@@ -171,7 +172,7 @@ def test_ctrl_c_stops_all_workers_after_a_checkpoint_with_a_hint(tmp_path: Path,
         family = job.descendants()
         job.send_signal(signal.SIGINT)
         assert job.wait() == StoppedError.exit_code
-        assert psutil.wait_procs(family, timeout=1)[1] == []
+        wait_for_ends(family)
     (run_folder,) = (tmp_path / "runs").iterdir()
     checkpoint = max(run_folder.glob("checkpoints/step-*"))
     assert list(read_records(run_folder / "metrics.jsonl"))[-1]["reason"] == "SIGINT"

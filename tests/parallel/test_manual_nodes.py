@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from commands import LOCKSTEP, Job, own_environment, run, run_together, started
 from ports import free_port
+from time_limits import wait_for_ends
 
 from lockstep.files.jsonl import read_records
 
@@ -48,7 +48,7 @@ def _ended(*jobs: Job) -> list[int]:
     """Wait for the nodes, none of whose processes are left behind; return their exit codes."""
     running = [process for job in jobs for process in job.descendants()]
     codes = [job.wait(100) for job in jobs]
-    assert psutil.wait_procs(running, 30)[1] == []
+    wait_for_ends(running)
     return codes
 
 
@@ -161,7 +161,7 @@ def test_node_whose_launcher_dies_is_lost(tmp_path: Path) -> None:
         assert other.wait(100) == -signal.SIGKILL
         assert _ended(first) == [1]
         assert re.search(r"lockstep: lost node1\..*: .*; the others were stopped\n", first.text)
-        assert psutil.wait_procs(running, 30)[1] == []
+        wait_for_ends(running)
 
 
 def test_death_of_the_first_node_ends_the_others(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_death_of_the_first_node_ends_the_others(tmp_path: Path) -> None:
         running = first.descendants()
         first.kill()
         assert _ended(other) == [1]
-        assert psutil.wait_procs(running, 30)[1] == []
+        wait_for_ends(running)
         assert f"lockstep: lost the first node at 127.0.0.1:{port}; the workers here were ended\n" in other.text
 
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from commands import LOCKSTEP, TORCHRUN, started
+from time_limits import wait_for_ends
 
 from lockstep.files.jsonl import read_records
 
@@ -65,7 +65,7 @@ def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> N
         "time.sleep(0.3)\n"
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "assert launch_age() > age_of(os.getpid()) + 0.2\n"  # the job was started before
+        "assert age_of(os.getpid()) + 0.2 < launch_age()\n"  # the job was started before
         "report_to_launcher('stopped by the time limit after step 7 of 9', False, 75, True)\n"
         "sys.exit(75)\n"
     )
@@ -130,7 +130,7 @@ def test_signal_to_the_group_leaves_loader_processes_running(
         assert len(loaders) >= 4  # two for training, two for evaluation
         os.killpg(job.pid, number)
         assert job.wait(30) == 75, job.text
-        assert psutil.wait_procs(loaders, timeout=5)[1] == []
+        wait_for_ends(loaders)
     _check_stop(job.text, number.name, tmp_path / "run")
 
 

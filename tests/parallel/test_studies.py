@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from commands import LOCKSTEP, Done, run, started
+from time_limits import wait_for_ends
 
 from lockstep.files.jsonl import read_records
 from lockstep.world.devices import usable_cores
@@ -30,7 +30,7 @@ def test_a_scaling_study_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
         children = first.descendants()
         assert first.wait(60) == 130
     assert "to measure the rest, run the same command again" in first.text
-    assert not psutil.wait_procs(children, timeout=20)[1]
+    wait_for_ends(children)
     begun = list(read_records(file))
     assert 1 <= len(begun) < 3
     done = _study(*words, cwd=tmp_path)

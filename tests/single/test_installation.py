@@ -42,7 +42,7 @@ def _pip(environment: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def _changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:

@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from lockstep.world.devices import usable_cores
@@ -59,6 +60,12 @@ def wait_until(
         assert limit.left(), f"not within {seconds:.0f} s: {explain()}"
         time.sleep(pause)
     return found
+
+
+def wait_for_ends(processes: Iterable[psutil.Process]) -> None:
+    """Wait until all these processes have ended."""
+    running = [*processes]
+    wait_until(lambda: not psutil.wait_procs(running, timeout=0)[1], explain=lambda: running)
 
 
 def extended(wait: Callable[[float], T], seconds: float = LIMIT_SECONDS) -> T:

@@ -70,17 +70,15 @@ def test_forked_children_do_not_hide_the_end_of_their_parent() -> None:
         hvd.init()
         pids = [os.getpid()]
         if hvd.rank() == 1:
-            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,), daemon=True)
+            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(10_000,), daemon=True)
             process.start()
             pids.append(process.pid or 0)
             assert hvd.is_initialized()
         _, parent, child = hvd.allgather(torch.tensor(pids)).tolist()
         if hvd.rank() == 0:
             os.kill(parent, signal.SIGKILL)
-        start = time.monotonic()
         with pytest.raises(hvd.HorovodInternalError, match="rank 1 disconnected"):
             hvd.allreduce(torch.ones(1), name="after")
-        assert time.monotonic() - start < 90
         os.kill(child, signal.SIGKILL)  # it holds the pipe for the worker's result open
         return 0.0
 

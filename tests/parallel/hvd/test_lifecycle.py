@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from time_limits import wait_until
 from worker_group import on_hvd_workers, on_workers, run_in_workers
 
 from lockstep import hvd
@@ -23,10 +24,7 @@ def test_init_and_shutdown_work_50_times() -> None:
         hvd.init()
         sums.append(hvd.allreduce(torch.tensor(float(hvd.rank() + turn)), op=hvd.Sum).item())
         hvd.shutdown()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threading.active_count() == before
+    wait_until(lambda: threading.active_count() == before)
     assert sums == [1.0 + 2 * turn for turn in range(50)]
 
 

@@ -79,7 +79,6 @@ def test_stall_shuts_the_job_down_if_requested_after_a_warning(warning: str) -> 
         return str(error.value), time.monotonic() - start, kept.lines
 
     outcomes = run_in_workers(2, work)
-    assert all(seconds < 20 for _, seconds, _ in outcomes)
     stopped = [rank for rank, (text, _, _) in enumerate(outcomes) if "STALL_SHUTDOWN_TIME" in text]
     assert stopped  # who looks later may find the other gone
     for rank in stopped:

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from time_limits import Limit
 
 from lockstep.cli import main
 
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
-PATIENCE_SECONDS = 60
 
 
 @pytest.fixture
@@ -113,21 +113,21 @@ class _Terminal:
         os.write(self._descriptor, key)
 
     def wait_for(self, text: bytes) -> None:
-        since, end = len(self.shown), time.monotonic() + PATIENCE_SECONDS
+        since, limit = len(self.shown), Limit()
         while text not in self.shown[since:]:
-            assert self._read(end), f"{text!r} was not shown: {self.shown!r}"
+            assert self._read(limit), f"{text!r} was not shown: {self.shown!r}"
 
     def end(self) -> int:
         """Its exit code."""
-        limit = time.monotonic() + PATIENCE_SECONDS
+        limit = Limit()
         while self._read(limit):
             pass
         _, status = os.waitpid(self.pid, 0)
         os.close(self._descriptor)
         return os.waitstatus_to_exitcode(status)
 
-    def _read(self, until: float) -> bool:
-        ready, _, _ = select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))
+    def _read(self, limit: Limit) -> bool:
+        ready, _, _ = select.select([self._descriptor], [], [], limit.left())
         try:
             data = os.read(self._descriptor, 1 << 16) if ready else b""
         except OSError:  # it has ended

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from commands import LOCKSTEP, Job, run, started
 from PIL import Image
+from time_limits import wait_for_ends
 
 from lockstep.config.schema import DataConfig
 from lockstep.data import pack_writer
@@ -224,8 +224,7 @@ def test_killed_packing_can_be_repeated_with_the_same_bytes(large: Path, tmp_pat
         workers = job.descendants()
         job.kill()
         job.wait(10)
-        _, alive = psutil.wait_procs(workers, timeout=10)
-        assert not alive
+        wait_for_ends(workers)
     assert not killed.exists()
     _unblock(large)
     pack_folder(large, tmp_path / "whole", encoding=Encoding(short_side=300), shard_bytes=1 << 20)
@@ -243,7 +242,7 @@ def test_ctrl_c_ends_all_processes_without_a_traceback(large: Path, tmp_path: Pa
         assert job.wait(30) == 130
         assert "interrupted" in job.text
         assert "Traceback" not in job.text
-        assert not psutil.wait_procs(workers, timeout=10)[1]
+        wait_for_ends(workers)
     assert not (tmp_path / "out").exists()
     assert not partial_of(tmp_path / "out").exists()
 

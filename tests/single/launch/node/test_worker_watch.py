@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from time_limits import wait_until
 
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_watch import Worker, WorkerWatch
@@ -246,10 +247,7 @@ def test_what_a_worker_has_started_in_its_session_ends_with_it(shells: Shells) -
     worker = shells.worker(f"sleep 1000 & echo $! > {children}; echo ready; wait")
     watching([worker], lambda watch: watch.end(PATIENCE_SECONDS))
     child = int(children.read_text())
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while _runs(child):  # SIGTERM reaches it when it reaches the worker
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not _runs(child))  # SIGTERM reaches it when it reaches the worker
 
 
 def _runs(pid: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from time_limits import wait_until
 
 from lockstep.config.schema import RunConfig, TrainConfig
 from lockstep.errors import ConfigError
@@ -171,10 +172,7 @@ def test_wandb_gets_the_same_figures_offline(tmp_path: Path, monkeypatch: pytest
     _feed(WandbTracker(TrainConfig(), tmp_path))
     wandb.teardown()  # its service process writes the file, and may be late
     (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + 60
-    while missing := [tag for tag in EXPECTED if tag.encode() not in stored.read_bytes()]:
-        assert time.monotonic() < deadline, missing
-        time.sleep(0.1)
+    wait_until(lambda: all(tag.encode() in stored.read_bytes() for tag in EXPECTED))
 
 
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])
