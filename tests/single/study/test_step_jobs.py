@@ -6,10 +6,27 @@ from typing import Any
 
 import pytest
 
-from lockstep.study.step_jobs import _power, outcome_of
+from lockstep.study.step_jobs import figures_of, outcome_of
 
 PEER = "RuntimeError: [/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 LAUNCHER = "lockstep: worker 1 of 2 on a failed with exit code 1"
+WORKER: dict[str, Any] = {
+    "connected": True,
+    "exchanges": 4,
+    "measured_steps": 4,
+    "samples_per_second": 30.0,
+    "steps_per_second": 5.0,
+    "step_seconds": {"low": 0.1, "median": 0.2, "high": 0.3},
+    "phase_seconds": {},
+    "utilization": 0.5,
+    "backward_passes_per_step": 1,
+    "peak_memory_bytes": 7,
+    "memory": "process",
+    "memory_limit_bytes": 20,
+    "device": "cpu",
+    "gpu": "",
+    "environment": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +72,15 @@ def test_a_counter_that_several_workers_read_counts_once() -> None:
         {"counter_watts": [["a", "package-0", "cpu", 102.0], gpus[1]]},
         {"counter_watts": [["b", "package-0", "cpu", 50.0]]},
     ]
-    power = _power(workers)
+    power = figures_of([{**WORKER, **each} for each in workers], len(workers))
     assert power["watts"] == pytest.approx({"cpu": 150.0, "gpu": 600.0}, rel=0.02)
     assert power["energy_unread"] == ["DRAM: a reason"]
-    assert _power([{}]) == {}
+    assert "watts" not in figures_of([WORKER], 1)
+
+
+def test_figures_of_a_job_are_those_of_all_workers() -> None:
+    other = {**WORKER, "measured_steps": 3, "samples_per_second": 10.0, "utilization": 0.7, "peak_memory_bytes": 9}
+    figures = figures_of([WORKER, {**other, "memory_limit_bytes": 10}], 2)
+    assert (figures["samples_per_second"], figures["samples_per_step"], figures["steps_per_second"]) == (40.0, 8.0, 5.0)
+    assert (figures["measured_steps"], figures["peak_memory_bytes"], figures["memory_limit_bytes"]) == (3, 9, 10)
+    assert figures["utilization"] == pytest.approx(0.6)
