@@ -31,6 +31,14 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path, durable: bool)
     assert os.listdir(tmp_path) == [path.name]
 
 
+def test_a_durable_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "file", list[tuple[int, bool]]()
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append((os.fstat(opened).st_ino, path.exists())))
+    with replacing(path, durable=True) as partial:
+        partial.write_text("content")
+    assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
 def test_after_an_error_all_is_as_it_was(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "file"

@@ -116,6 +116,20 @@ def test_the_file_of_a_job_that_took_over_is_not_written_to(tmp_path: Path) -> N
     assert path.read_text() == _lines(1)
 
 
+def test_the_file_of_a_job_that_takes_over_after_the_lock_was_asked_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+
+    def confirm() -> None:
+        with replacing(path) as partial:
+            partial.write_text("of another job\n")
+
+    file = ResilientFile(path, lambda line: None, confirm)
+    path.rename(tmp_path / "moved")
+    path.touch()
+    file.write("line 0")
+    assert path.read_text() == "of another job\n"
+
+
 def test_a_forked_process_leaves_what_is_kept_to_its_parent(tmp_path: Path) -> None:
     file = ResilientFile(tmp_path / "lines", lambda line: None)
     with largest_file(0):
