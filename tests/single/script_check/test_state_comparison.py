@@ -82,7 +82,8 @@ def test_workers_are_compared_once_all_have_reached_a_step() -> None:
 
 def test_another_training_is_compared_from_its_first_step() -> None:
     comparison = StateComparison(2)
-    for step in (1000, 10):
-        assert not comparison.compare([replace(SAME, step=step)] * 2)
-    (found,) = comparison.compare([replace(SAME, step=20), replace(SAME, step=20, weights=20)])
-    assert found.startswith("after step 20 ")
+    for one, other in ((1000, 900), (10, 10), (900, 800)):  # the first training ended before one reached step 1000
+        earlier = {"weights": 20} if one == 1000 else {}
+        assert not _compare({"step": one}, {**earlier, "step": other}, comparison=comparison)
+    (found,) = _compare({"step": 950}, {"step": 950, "weights": 20}, comparison=comparison)
+    assert found.startswith("after step 950 ")
