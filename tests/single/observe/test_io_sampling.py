@@ -142,6 +142,7 @@ def test_totals_go_on_until_a_restart(large_file: Path) -> None:
     sampler.restart()
     for _ in range(2):  # the thread can start again, for another job of the process
         sampler.start()
+        assert [thread.name for thread in threading.enumerate()].count("lockstep-io") == 1
         sampler.stop()
         assert all(thread.name != "lockstep-io" for thread in threading.enumerate())
     read = [round(totals.amounts[0] / SIZE) for totals in taken]
