@@ -36,7 +36,7 @@ def test_a_job_goes_on_without_default_logs(
     ("flags", "has_terminal"),
     [("", True), ("-np 2", False), ("--prefix", False), ("--log-dir logs", False), ("-H localhost:1", True)],
 )
-def test_only_worker_has_the_terminal_unless_its_output_is_wanted(
+def test_one_worker_has_the_terminal_unless_output_is_wanted(
     flags: str, has_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[bool, bool]] = []

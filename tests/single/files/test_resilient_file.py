@@ -116,7 +116,7 @@ def test_the_file_of_a_job_that_took_over_is_not_written_to(tmp_path: Path) -> N
     assert path.read_text() == _lines(1)
 
 
-def test_the_file_of_a_job_that_takes_over_after_the_lock_was_asked_is_not_written_to(tmp_path: Path) -> None:
+def test_a_job_that_takes_over_after_the_lock_was_asked_is_safe(tmp_path: Path) -> None:
     path = tmp_path / "lines"
 
     def confirm() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
+import pytest
 import torch
 from wide_optimizer import WideOptimizer
 
-from lockstep.models.optimizer_state import load_optimizer_state
+from lockstep.models.optimizer_state import load_keeping_flags, load_optimizer_state
 
 
 def _trained(steps: int) -> tuple[torch.nn.Linear, WideOptimizer]:
@@ -48,6 +50,15 @@ def test_parameter_groups_are_loaded_too() -> None:
     state["param_groups"][0]["lr"] = 7.0
     load_optimizer_state(optimizer, state)
     assert optimizer.param_groups[0]["lr"] == 7.0
+
+
+@pytest.mark.parametrize(("kept", "settings"), [(None, (0.5, 0.1)), (["weight_decay"], (7.0, 0.1)), ([], (7.0, 0.2))])
+def test_settings_of_this_session_are_kept(kept: Collection[str] | None, settings: tuple[float, float]) -> None:
+    model = torch.nn.Linear(3, 2)
+    saved = torch.optim.SGD(model.parameters(), lr=7.0, weight_decay=0.2).state_dict()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1)
+    load_keeping_flags(optimizer, saved, kept)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == settings
 
 
 def test_loaded_tensors_are_copies() -> None:
