@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import losses, normed_net, small_digits, train_digits, weights_of
+from runs import NETS, losses, normed_net, small_digits, train_digits, weights_of
 from torch._dynamo.utils import counters
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
 from lockstep.train import fit
+from lockstep.train.fit import configure
+from lockstep.train.run import run_with
 from lockstep.world.world import World
 
 
@@ -88,6 +90,20 @@ def test_custom_augmentation_is_equal_for_any_number_of_workers(tmp_path: Path) 
     assert runs[0][:5] != runs[0][5:]
     for other in runs[1:]:
         assert other == pytest.approx(runs[0], abs=1e-9, rel=0)
+
+
+def _draw(world: World, path: Path) -> list[float]:
+    drawn: list[float] = []
+    net = NETS["plain"]()
+    net.register_forward_pre_hook(lambda net, images: drawn.append(float(torch.rand(()))) if net.training else None)
+    data = small_digits(24, 8)
+    run_with(configure(epochs=1, global_batch_size=8, run_dir=path, track=()), world, data, net)
+    return drawn
+
+
+def test_workers_draw_different_dropout(tmp_path: Path) -> None:
+    drawn = run_in_workers(2, _draw, tmp_path / "run")
+    assert len({*drawn[0], *drawn[1]}) == 6
 
 
 def _train(world: World, settings: dict[str, Any]) -> int:

@@ -84,6 +84,23 @@ def test_all_generators_are_seeded_for_each_step(tmp_path: Path) -> None:
     assert drawn[:2] == drawn[2:]
 
 
+def test_a_short_last_step_has_the_mean_over_its_own_samples(tmp_path: Path) -> None:
+    labels: list[torch.Tensor] = []
+
+    def follow(network: nn.Module, _: object, logits: torch.Tensor) -> None:
+        if network.training:
+            chances = logits.detach().softmax(1)
+            logits.register_hook(lambda gradient: labels.append(chances - len(chances) * gradient))
+
+    config = configure(epochs=1, batch_size=8, device="cpu", track=(), run_dir=tmp_path / "run")
+    network = NETS["plain"]()
+    network.register_forward_hook(follow)
+    run_with(config, World(RankInfo(), torch.device("cpu")), small_digits(14, 8), network)
+    assert [len(each) for each in labels] == [8, 6]
+    for each in labels:
+        torch.testing.assert_close(each, F.one_hot(each.argmax(1), each.shape[1]).float())
+
+
 def test_rate_includes_checkpoints_and_excludes_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
