@@ -29,6 +29,7 @@ COMMANDS = {
     "study": "measure scaling, batch sizes and data loading",
     "watch": "show the progress of a run live in the terminal",
     "stacks": "show what every worker of a running job is doing",
+    "explain": "say what bounds a job's steps, and what would shorten them",
     "report": "write a report on runs and studies: figures, tables and a page",
     "compare": "say whether one job is faster than another one, and why",
     "script": "write a batch script for Slurm, PBS, LSF or Flux",
@@ -42,7 +43,14 @@ REMOVED = {
 }
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
-WRITERS = ("check", "data", "export", "report", "study")  # what they print is not what they are for; jobs are similar
+WRITERS = (
+    "check",
+    "data",
+    "explain",
+    "export",
+    "report",
+    "study",
+)  # what they print is not what they are for; jobs are similar
 NEEDED = ("torch", "torchvision", "vl_convert")  # the commands that do not use them work without them
 # Inserted before the arguments by `python -m torch.distributed.launch -m lockstep ...`; LOCAL_RANK has the same value.
 INJECTED = ("--local-rank=", "--local_rank=")

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep.config.run_paths import is_training
 from lockstep.diagnosis import NOT_OBSERVED, OBSERVE, REPORT
@@ -15,6 +16,8 @@ from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.files.output import say
 from lockstep.observe.job_steps import JobSteps
 
+MUCH = 0.1  # of the time per sample, which an unasked advice must promise
+MIN_RECORDS = 10  # one a second
 Run = Callable[[Mapping[str, str], JobSteps | None], int]
 
 
@@ -45,7 +48,24 @@ def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, o
         if joules := steps.joules.total():
             missing = f" (not counted: {'; '.join(steps.not_counted)})" if steps.not_counted else ""
             say(f"energy: {joules / JOULES_PER_KWH:.4g} kWh{missing}", sys.stdout)
+    for line in [] if code else advice(steps.kept):
+        say(f"lockstep: {line}")
     return code
+
+
+def advice(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what bounds a job's steps if a change is expected to gain much; otherwise nothing."""
+    if len(records) < MIN_RECORDS:
+        return []
+    from lockstep.report.read_steps import measured_in
+    from lockstep.report.step_verdict import explain
+    from lockstep.report.worker_records import RunRecords
+
+    read = RunRecords()
+    read.take_all(records)
+    measured = measured_in(read)
+    verdict = explain(measured) if measured and measured.records >= MIN_RECORDS else None
+    return verdict.lines if verdict and any(change.gain >= MUCH for change in verdict.changes) else []
 
 
 def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:

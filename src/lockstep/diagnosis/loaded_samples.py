@@ -28,11 +28,13 @@ class LoaderState:
         requested: The lengths of index lists whose batches have not been delivered; -1: the batch itself tells.
         trains: Whether a backward pass has run since it delivered its first batch.
         held: The samples before that.
+        processes: The number of the loader's processes; -1: unknown.
     """
 
     requested: deque[int] = field(default_factory=deque)
     trains: bool = False
     held: int = 0
+    processes: int = -1
 
 
 class LoadedSamples:
@@ -40,10 +42,11 @@ class LoadedSamples:
 
     Attributes:
         samples: The number of training samples so far.
+        processes: The number of processes of the loader that trains; -1: there is none, or it is unknown.
     """
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples, self.processes = 0, -1
         self._abandoned = 0  # of a loader that was given up after a batch, before a backward pass
         self._untrained: set[LoaderState] = set()  # that have delivered batches since the last backward pass
 
@@ -55,7 +58,7 @@ class LoadedSamples:
     def _state(self, iterator: Any) -> LoaderState:
         state: LoaderState | None = vars(iterator).get(STATE)
         if state is None:
-            vars(iterator)[STATE] = state = LoaderState()
+            vars(iterator)[STATE] = state = LoaderState(processes=getattr(iterator, "_num_workers", -1))
             weakref.finalize(iterator, self._abandon, state).atexit = False
         return state
 
@@ -98,6 +101,7 @@ class LoadedSamples:
         self.samples, self._abandoned = self.samples + self._abandoned, 0
         for state in self._untrained:
             self.samples, state.held, state.trains = self.samples + state.held, 0, True
+            self.processes = state.processes
         self._untrained.clear()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from statistics import fmean
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.trained_state import STATE_LAYOUT, TrainedState
@@ -15,12 +17,35 @@ RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a stu
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
 LONGEST = 0.05  # share of the longest steps that a report leaves out, such as those with an evaluation or a checkpoint
 UNKNOWN = -1  # samples, in memory
-LAYOUT = struct.Struct(f"=qqqqQdQQ{2 * len(PHASES)}d")
-AT_IO = LAYOUT.size + STATE_LAYOUT.size
+WAITS = 32  # steps of which the waiting is published
+LAYOUT = struct.Struct(f"=qqqqQdQQ{2 * len(PHASES) + WAITS}d")
+FACTS_BYTES = 256
+AT_STATE = LAYOUT.size + FACTS_BYTES
+AT_IO = AT_STATE + STATE_LAYOUT.size
 SIZE_BYTES = AT_IO + TOTALS_LAYOUT.size
 NONE = (0.0,) * len(PHASES)
+NO_WAITS = (float(UNKNOWN),) * WAITS
 NO_STATE = TrainedState()
 NO_IO = IoTotals()
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """What explains the speed of a worker's program; docs/reference/run-folder.md describes the fields."""
+
+    gradient_bytes: int = 0
+    element_bytes: int = 0
+    tensors: int = 0
+    exchange: str = ""
+    threads: int = 0
+    cores: int = 0
+    local_workers: int = 0
+    loader_processes: int = UNKNOWN
+    free_cores: float = float(UNKNOWN)
+    device: str = ""
+
+
+NO_FACTS = ProgramFacts()
 
 
 @dataclass(frozen=True)
@@ -37,6 +62,8 @@ class ObservedSteps:
         report_steps: The number of steps in it.
         phase_seconds: The sum of the seconds in each of `PHASES`, on the device that trains.
         report_seconds: The mean seconds per step in each of `PHASES`, without the longest steps.
+        waits: The seconds of waiting for other workers in some timed steps, in places that depend on their numbers.
+        facts: About the program.
         state: The newest fingerprints of what is trained.
         io: The I/O of the process and its children, if it is recorded.
     """
@@ -51,6 +78,8 @@ class ObservedSteps:
     report_steps: int = 0
     phase_seconds: tuple[float, ...] = NONE
     report_seconds: tuple[float, ...] = NONE
+    waits: tuple[float, ...] = NO_WAITS
+    facts: ProgramFacts = NO_FACTS
     state: TrainedState = NO_STATE
     io: IoTotals = NO_IO
 
@@ -72,18 +101,20 @@ class ObservedSteps:
 
     def pack(self) -> bytes:
         """Return it as `SIZE_BYTES` bytes."""
-        steps, samples, *numbers, phases, report, _, _ = astuple(self)
-        packed = LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report)
-        return packed + self.state.pack() + self.io.pack()
+        steps, samples, *numbers, phases, report, waits, facts, _, _ = astuple(self)
+        packed = LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report, *waits)
+        return packed + json.dumps(facts).encode().ljust(FACTS_BYTES) + self.state.pack() + self.io.pack()
 
     @classmethod
     def unpack(cls, data: bytes) -> ObservedSteps:
         """Return what `pack` has packed."""
         steps, samples, *numbers = LAYOUT.unpack(data[: LAYOUT.size])
+        numbers, waits = numbers[:-WAITS], tuple(numbers[-WAITS:])
         counts, seconds = numbers[: -2 * len(PHASES)], tuple(numbers[-2 * len(PHASES) :])
         known = None if samples == UNKNOWN else samples
-        state, io = TrainedState.unpack(data[LAYOUT.size : AT_IO]), IoTotals.unpack(data[AT_IO:])
-        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :], state, io))
+        facts = ProgramFacts(*json.loads(data[LAYOUT.size : AT_STATE]))
+        state, io = TrainedState.unpack(data[AT_STATE:AT_IO]), IoTotals.unpack(data[AT_IO:])
+        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :], waits, facts, state, io))
 
     def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
         """Return the sums of both; with sign -1, the differences. Without reports, states and I/O."""
@@ -131,3 +162,24 @@ def usual_seconds(steps: Sequence[Mapping[Phase, float]]) -> tuple[float, ...]:
     counted = len(steps) - math.ceil(LONGEST * len(steps))
     by_phase = ([step.get(phase, 0.0) for step in steps] for phase in PHASES)
     return tuple(sum(sorted(seconds)[:counted]) / counted for seconds in by_phase)
+
+
+def sample_waits(waits: Sequence[float], steps: Sequence[Phases], first: int) -> tuple[float, ...]:
+    """Return `ObservedSteps.waits` with those of new steps, the first of which has the number `first`."""
+    found = list(waits)
+    for number, step in enumerate(steps, start=first):
+        interval = 1 << max(0, number.bit_length() - WAITS.bit_length())
+        if number % interval == 0:
+            found[number // interval % WAITS] = step.get(WAITING, 0.0)
+    return tuple(found)
+
+
+def transfer_seconds(waits: Iterable[Sequence[float]]) -> float | None:
+    """Return how long the last worker waits in a usual step: the exchange itself, without waiting for a worker.
+
+    Args:
+        waits: The waiting of each worker in the same steps; negative: unknown.
+    """
+    least = sorted(each for each in map(min, zip(*waits, strict=False)) if each >= 0)
+    counted = least[: len(least) - math.ceil(LONGEST * len(least)) or 1]
+    return fmean(counted) if counted else None

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.config.run_paths import typed_command
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps
+from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps, transfer_seconds
 from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import OF_NODE, IoTotals, append_record
@@ -24,6 +24,7 @@ from lockstep.script_check.state_comparison import StateComparison
 
 RECORDS = "metrics.jsonl"
 RECORD_SECONDS = 1.0  # between two records, at least
+KEPT_RECORDS = 100
 
 
 class JobSteps:
@@ -35,6 +36,9 @@ class JobSteps:
 
     Raises:
         ConfigError: The folder has files, or cannot be made.
+
+    Attributes:
+        kept: The last `run` record and the newest others, also without a folder.
     """
 
     def __init__(self, program: Sequence[str], folder: Path | None = None) -> None:
@@ -48,6 +52,7 @@ class JobSteps:
         self._program = shlex.join(program)
         self._folder = folder
         self._writer: RecordWriter | None = None
+        self.kept: list[Mapping[str, Any]] = []
         self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier generations
         self._processes: list[dict[int, ObservedSteps]] = []  # by rank; the newest process is the last
         self.joules, self._recorded_joules = Counter[str](), Counter[str]()  # of all hosts, by kind
@@ -105,7 +110,7 @@ class JobSteps:
         if not self._has_begun and len(newest) == len(self._processes):
             self._has_begun = True
             self._record_energy(0)  # of the start of the workers
-        if self._writer and time.monotonic() - self._recorded_time >= RECORD_SECONDS:
+        if time.monotonic() - self._recorded_time >= RECORD_SECONDS:
             self._record_steps()
 
     def _record_io(self, process: ProcessSteps) -> None:
@@ -149,10 +154,9 @@ class JobSteps:
 
     def _end_generation(self) -> None:
         """Write the records of the end of a generation."""
-        if not self._writer:
-            return
         self._record_steps()
         self._record_energy(0)
+        self._record_program()
         sums = [now.plus(before, -1) for now, before in zip(self._totals(), self._start, strict=True)]
         if sums and all(steps.timed_steps for steps in sums):
             columns = zip(PHASES, zip(*(steps.phase_seconds for steps in sums), strict=True), strict=True)
@@ -182,7 +186,6 @@ class JobSteps:
                 "phase_seconds": {phase: rounded(each) for phase, each in columns.items()},
             },
         )
-
         self._record_energy(sum(steps.interval_samples for steps in new) if len(rates) == len(new) else 0)
 
     def add_energy(self, joules: Mapping[str, float], unread: Sequence[str]) -> None:
@@ -198,16 +201,22 @@ class JobSteps:
             self._recorded_joules = Counter(self.joules)
             self._record("energy", {"joules": dict(new), "samples": samples})
 
+    def _record_program(self) -> None:
+        """Write the facts of rank 0's program, and the time of an exchange without waiting for workers."""
+        newest = [[*own.values()][-1] for own in self._processes if own]
+        if newest and len(newest) == len(self._processes):
+            waited = transfer_seconds(steps.waits for steps in newest) if len(newest) > 1 else None
+            self._record("program", {**asdict(newest[0].facts), "transfer_seconds": waited})
+
     def _record(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if not self._writer:
-            return
         totals = self._totals()
         step = min((steps.steps for steps in totals), default=0)
         seconds = max((steps.interval_seconds for steps in totals), default=0.0)  # without the first steps
+        record = {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
+        self.kept = [record] if kind == "run" else [*self.kept[:1], *self.kept[1:][-KEPT_RECORDS:], record]
         try:
-            self._writer.write(
-                {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
-            )
+            if self._writer:
+                self._writer.write(record)
         except OSError as error:
             self._give_up(error)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from lockstep.files.jsonl import number, text, whole
 from lockstep.files.metric_records import Split
+from lockstep.report.measured_step import MeasuredStep
 from lockstep.report.scaling_series import machine_of
 from lockstep.report.worker_records import StragglerRecord
 
@@ -71,6 +72,7 @@ class Run:
         worker_phases: For each phase, the seconds per step of each rank; of the last sessions with the same number of
             workers.
         stragglers: The newest records of ranks that slow the others down.
+        measured: Its steps, for an explanation of what bounds them; None if their times are unknown.
         stopped: Whether the run was stopped early on request.
         reached_goal: Whether the run reached its target accuracy.
         joules: The energy of all sessions; `joules_per_sample` is that of training steps.
@@ -86,6 +88,7 @@ class Run:
     steps: Mapping[str, Curve] = field(default_factory=dict)
     worker_phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
     stragglers: Sequence[StragglerRecord] = ()
+    measured: MeasuredStep | None = None
     planned_epochs: int | None = None
     stopped: bool = False
     reached_goal: bool = False

@@ -11,6 +11,7 @@ from lockstep.files.jsonl import read_records, whole
 from lockstep.files.metric_records import AXES, EPOCH_FIGURES, STEP_FIGURES, Columns
 from lockstep.files.untrusted import read_json, read_yaml
 from lockstep.report.loop_epochs import epochs_of_steps
+from lockstep.report.read_steps import measured_in
 from lockstep.report.run import Curve, Run
 from lockstep.report.worker_records import RunRecords
 
@@ -72,6 +73,7 @@ def _run(metrics: Path, records: RunRecords, environment: Mapping[str, Any], con
         },
         worker_phases=records.worker_phases(),
         stragglers=list(records.stragglers),
+        measured=measured_in(records, config),
         planned_epochs=records.planned_epochs or whole(config, "epochs"),
         stopped=records.end.get("kind") == "stop",
         reached_goal=records.reached_goal,

@@ -16,6 +16,7 @@ from lockstep.files.metric_records import RECENT, MetricRecords, Position, Split
 
 MAX_RANKS = 1_024  # of a straggler, which has the ranks of one host
 MAX_STRAGGLERS = 100  # per run
+MAX_INTERVALS = 100  # the newest
 
 
 def phase_medians(record: Record) -> dict[str, float]:
@@ -71,12 +72,16 @@ class RunRecords(MetricRecords):
         self.straggler: StragglerRecord | None = None  # the newest of the last session
         self.recent_phases: deque[dict[str, float]] = deque(maxlen=RECENT)  # medians of the last session's last steps
         self.by_rank: dict[str, list[float]] = {}  # a program's seconds per step in each phase, in the last record
+        self.intervals: deque[dict[str, list[float]]] = deque(maxlen=MAX_INTERVALS)  # the same, in the last records
+        self.program: Record = {}  # facts about the program
         self._count = 0  # workers
-        self._epoch_start = self._timed_steps = 0.0
+        self._epoch_start = self.timed_steps = 0.0  # the latter in `worker_phases`
         self._sums: dict[str, list[float]] = {}  # seconds of each phase, by rank
 
     def take(self, record: Record) -> None:
         super().take(record)
+        if record.get("kind") == "program":
+            self.program = record
         if record.get("kind") == "straggler":
             self.pass_time(record)
             if straggler := read_straggler(record):
@@ -85,11 +90,12 @@ class RunRecords(MetricRecords):
 
     def begin_session(self, record: Record) -> None:
         super().begin_session(record)
-        self.straggler = None
+        self.straggler, self.program = None, {}
         self.recent_phases.clear()
+        self.intervals.clear()
         workers, step = count(record, "workers") or 0, count(record, "step")
         if workers != self._count:
-            self._count, self._timed_steps, self._sums = workers, 0.0, {}
+            self._count, self.timed_steps, self._sums = workers, 0.0, {}
         self._epoch_start = self._epoch_start if step is None else step
 
     def take_step(self, position: Position, record: Record) -> None:
@@ -97,6 +103,8 @@ class RunRecords(MetricRecords):
         if phases := phase_medians(record):
             self.recent_phases.append(phases)
         self.by_rank = phase_seconds(record, self._count) if "program" in self.start else {}
+        if self.by_rank:
+            self.intervals.append(self.by_rank)
 
     def take_epoch(self, split: Split, position: Position, record: Record) -> None:
         super().take_epoch(split, position, record)
@@ -104,7 +112,7 @@ class RunRecords(MetricRecords):
             return
         steps, seconds = position[0] - self._epoch_start, phase_seconds(record, self._count)
         if seconds and steps > 0:
-            self._timed_steps += steps
+            self.timed_steps += steps
             for phase, values in seconds.items():
                 sums = self._sums.get(phase, [0.0] * self._count)
                 self._sums[phase] = [before + value for before, value in zip(sums, values, strict=True)]
@@ -112,4 +120,4 @@ class RunRecords(MetricRecords):
 
     def worker_phases(self) -> dict[str, list[float]]:
         """Return the seconds per step of each rank, for each phase that was recorded."""
-        return {phase: [value / self._timed_steps for value in sums] for phase, sums in self._sums.items()}
+        return {phase: [value / self.timed_steps for value in sums] for phase, sums in self._sums.items()}

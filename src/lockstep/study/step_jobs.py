@@ -17,8 +17,9 @@ from statistics import fmean, median
 from typing import Any
 
 from lockstep.diagnosis import MEASURE, MEASURE_SPAWNED
-from lockstep.diagnosis.observed_steps import RESULT_MARK
-from lockstep.diagnosis.phases import parts_of
+from lockstep.diagnosis.observed_steps import RESULT_MARK, transfer_seconds
+from lockstep.diagnosis.phases import RECORDED, parts_of
+from lockstep.diagnosis.stragglers import rounded
 from lockstep.errors import LOST_PEER, ConfigError, StoppedError, plural
 from lockstep.launch.controller.job_series import JobSeries, collect
 from lockstep.launch.plan.hosts import names_of_this_machine
@@ -135,6 +136,7 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int, command: Se
         batches = [figures["samples_per_second"] / figures["steps_per_second"] for figures in by_worker]
         rate = {"samples_per_second": sum(rates), "samples_per_step": sum(batches)}
     parts = [parts_of(figures["phase_seconds"]) for figures in by_worker]
+    columns = {phase: [each["phase_seconds"].get(phase, 0.0) for each in by_worker] for phase in RECORDED}
     shares = [figures["utilization"] for figures in by_worker]
     limits = [figures["memory_limit_bytes"] for figures in by_worker if figures["memory_limit_bytes"]]
     gpus = dict.fromkeys(sorted(figures["gpu"] for figures in by_worker if figures["gpu"]))
@@ -145,6 +147,9 @@ def figures_of(by_worker: Sequence[Mapping[str, Any]], workers: int, command: Se
             part: fmean(figures["step_seconds"][part] for figures in by_worker) for part in ("low", "median", "high")
         },
         "split_seconds": {name: fmean(seconds[name] for seconds in parts) for name in parts[0]},
+        "phase_seconds": {phase: rounded(column) for phase, column in columns.items() if any(column)},
+        "transfer_seconds": transfer_seconds(each["waits"] for each in by_worker) if workers > 1 else None,
+        "program": by_worker[0]["program"],
         "measured_steps": steps_made,
         "backward_passes_per_step": fmean(figures["backward_passes_per_step"] for figures in by_worker),
         "peak_memory_bytes": max(figures["peak_memory_bytes"] for figures in by_worker),

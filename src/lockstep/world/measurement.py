@@ -12,13 +12,15 @@ import os
 import resource
 import socket
 import time
+from dataclasses import asdict
 from functools import partial
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.early_exit import exit_early, send_line
-from lockstep.diagnosis.observed_steps import RESULT_MARK, total_seconds
+from lockstep.diagnosis.observed_steps import RESULT_MARK, WAITS, total_seconds
+from lockstep.diagnosis.phases import WAITING
 from lockstep.energy.counters import find_counters
 from lockstep.energy.meter import EnergyMeter
 from lockstep.world import accelerator
@@ -124,6 +126,7 @@ class Measurement(Observer):
             device = self.clock.clock.device if self.clock.clock else None
             gpus = [accelerator.pci_address(device)] if device and device.type != "cpu" else []
             self._energy = EnergyMeter(find_counters(gpus)), time.perf_counter()
+            self._facts.begin()
             self._last_reading = time.perf_counter()
         else:
             if self.clock.clock and self.clock.clock.device.type != "cpu":
@@ -189,6 +192,8 @@ class Measurement(Observer):
                         phase: seconds / max(len(steps), 1) for phase, seconds in total_seconds(steps).items()
                     },
                     "measured_steps": len(self._seconds),
+                    "waits": [step.get(WAITING, 0.0) for step in steps[:WAITS]],
+                    "program": asdict(self.read_facts()),
                     "backward_passes_per_step": backward_passes / len(self._seconds),
                     "exchanges": None if self.seen_exchanges() is None else exchanges,
                     "utilization": self._utilization(kind),

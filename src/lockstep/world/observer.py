@@ -30,12 +30,21 @@ from typing import TYPE_CHECKING, Any
 from lockstep.diagnosis import REPORT, REPORT_SECONDS, flight_recorder, publisher
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, total_seconds, usual_seconds
+from lockstep.diagnosis.observed_steps import (
+    PHASES,
+    ObservedSteps,
+    ProgramFacts,
+    sample_waits,
+    total_seconds,
+    usual_seconds,
+)
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.torch_hooks import TorchHooks, attach, before_calls, keep_eager, steps_on_stack
 from lockstep.files.io_records import IoTotals
+from lockstep.observe.program_facts import FactReader
 from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator
+from lockstep.world.devices import usable_cores
 from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
 
 if TYPE_CHECKING:
@@ -74,6 +83,9 @@ class Observer(TorchHooks):
         self._trainer = threading.get_ident()  # the thread that takes the steps
         self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
         self._first: Callable[[], Any] = lambda: None  # the first of these
+        self._optimizer: Callable[[], Any] = lambda: None  # one of the program's
+        self._wrapper: Callable[[], Any] = lambda: None  # the newest DistributedDataParallel
+        self._facts = FactReader()
         self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
         self.loaders = LoadedSamples()
         self._is_told = False  # whether the program says when it has taken a step
@@ -136,6 +148,8 @@ class Observer(TorchHooks):
         if self.compares_states and not self._is_capturing:
             self.states.step_ends(optimizer)
         self._has_gradients, self._trainer = False, threading.get_ident()
+        if self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
         if self._is_told:
             self.clock.begin(BEFORE_BACKWARD)
             return
@@ -190,6 +204,7 @@ class Observer(TorchHooks):
             self._first_step, self._written = (self._last, self.steps, self.samples), self._last
             if self._io:
                 self._io.start()  # after the start of loader processes, which may be forks of a process without threads
+            self._facts.begin()
         elif self._last - self._written >= interval and not self._is_capturing:
             self.publish()
 
@@ -318,6 +333,8 @@ class Observer(TorchHooks):
             timed_steps=before.timed_steps + len(steps),
             interval_seconds=self._last - self._first_step[0],
             phase_seconds=tuple(sums),
+            waits=sample_waits(before.waits, steps, before.timed_steps + 1),
+            facts=self.read_facts(),
         )
         self._write()
 
@@ -338,6 +355,11 @@ class Observer(TorchHooks):
         is_first = RankInfo.from_environment().local_rank == 0
         self._io = self._io or IoSampler(IO_SECONDS, is_first, self.guard(publish))
 
+    def read_facts(self) -> ProgramFacts:
+        about = {"threads": sys.modules["torch"].get_num_threads(), "loader_processes": self.loaders.processes}
+        device = self.clock.clock.device.type if self.clock.clock else ""
+        return self._facts.read(self._optimizer(), self._wrapper(), usable_cores(), device=device, **about)
+
     def finish(self) -> None:
         """Publish the last steps, at the end of the job and at the program's exit."""
         if self._io:
@@ -348,6 +370,7 @@ class Observer(TorchHooks):
 
     def wrapper_is_made(self, wrapper: Any, module: Any) -> None:
         self.states.wrapper_is_made(wrapper)
+        self._wrapper = weakref.ref(wrapper)
 
     def seen_exchanges(self) -> int | None:
         """Return a number that grows with each collective or message; None if it may miss some."""

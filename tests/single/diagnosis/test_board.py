@@ -56,7 +56,7 @@ def test_a_folders_boards_are_those_that_can_be_read_by_rank(tmp_path: Path) -> 
     for rank in (2, 0):
         Board(tmp_path, rank)
     (tmp_path / "1-77.board").write_bytes(b"")
-    (tmp_path / "1-78.board").write_bytes(bytes(1000))
+    (tmp_path / "1-78.board").write_bytes(bytes(4000))
     (tmp_path / "1-79.answer").write_text("{}")
     assert [board.rank for board in boards_in(tmp_path)] == [0, 2]
 

@@ -6,13 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.diagnosis.board import AT_STEPS, Board
-from lockstep.diagnosis.observed_steps import NONE, PHASES, ObservedSteps, usual_seconds
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, Phase, Phases
+from lockstep.diagnosis.observed_steps import (
+    NO_WAITS,
+    NONE,
+    PHASES,
+    WAITS,
+    ObservedSteps,
+    ProgramFacts,
+    sample_waits,
+    transfer_seconds,
+    usual_seconds,
+)
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.trained_state import MAX_LINE, TrainedState
 
 SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
 STATE = TrainedState(20, -1, 2**63 - 1, 3, 4, 5, 6, 7, 8, 9, True, False, True, 0.1, "train.py:31")
-STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1], STATE)
+WAITED = tuple(map(float, range(WAITS)))
+FACTS = ProgramFacts(44_700_000, 4, 62, "ddp hook", 2, 16, 8, 3, 1.5, "device")
+STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1], WAITED, FACTS, STATE)
 
 
 def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -40,7 +52,9 @@ def test_the_steps_of_processes_are_summed() -> None:
     assert both.phase_seconds == SECONDS
     assert both.steps_per_second == 38 / 3
     assert both.samples_per_second == 232 / 3
-    assert both.plus(other, -1) == replace(STEPS, report=0, report_steps=0, report_seconds=NONE, state=TrainedState())
+    own = {"report": 0, "report_steps": 0, "report_seconds": NONE}
+    rest = ObservedSteps()
+    assert both.plus(other, -1) == replace(STEPS, **own, waits=rest.waits, facts=rest.facts, state=rest.state)
     assert ObservedSteps().per_step == {}
     assert other.samples_per_second is None
 
@@ -59,3 +73,22 @@ def test_rare_long_steps_do_not_count_and_frequent_ones_do() -> None:
 def test_a_report_has_each_phases_mean() -> None:
     step: dict[Phase, float] = {BEFORE_BACKWARD: 1.0, "backward": 2.0}
     assert usual_seconds([step] * 3) == tuple(step.get(phase, 0.0) for phase in PHASES)
+
+
+def _waits(seconds: list[float], published: int) -> tuple[float, ...]:
+    """Return the sampled waits of a worker that publishes after so many steps each time."""
+    waits = NO_WAITS
+    for first in range(0, len(seconds), published):
+        steps: list[Phases] = [{WAITING: each} for each in seconds[first : first + published]]
+        waits = sample_waits(waits, steps, first + 1)
+    return waits
+
+
+def test_the_waits_of_the_same_steps_are_compared() -> None:
+    """Of two workers, one waits for the other in turn, and the exchange takes 1 s."""
+    early, late = ([1.0 + 4.0 * ((step // 3 + turn) % 2) for step in range(700)] for turn in (0, 1))
+    for length in (10, 64, 700):
+        found = transfer_seconds([_waits(early[:length], 7), _waits(late[:length], 50)])
+        assert found == 1.0
+    assert transfer_seconds([_waits(early, 7)]) > 1.0
+    assert transfer_seconds([NO_WAITS, NO_WAITS]) is None

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps
+from lockstep.diagnosis.observed_steps import PHASES, WAITS, ObservedSteps, ProcessSteps, ProgramFacts
 from lockstep.diagnosis.trained_state import TrainedState
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import IoTotals, job_io, worker_file
 from lockstep.files.jsonl import read_records
 from lockstep.observe import job_steps
-from lockstep.observe.job_steps import JobSteps
+from lockstep.observe.job_steps import KEPT_RECORDS, JobSteps
 
 PROGRAM = ("python", "train.py")
 
@@ -233,3 +233,28 @@ def test_a_full_disk_ends_only_the_records(capsys: pytest.CaptureFixture[str], t
     assert errors.count("No space left on device; the job's steps are not recorded") == 1
     assert "rank 1 slows all others down" in errors
     steps.close(0)
+
+
+def test_facts_and_the_exchange_alone_are_recorded_at_the_end(tmp_path: Path) -> None:
+    """Each worker waits for the other in turn; the exchange takes 2 s."""
+    steps = JobSteps(PROGRAM, tmp_path)
+    steps.begin(["a", "b"])
+    facts = ProgramFacts(400, 4, 2, "ddp")
+    waits = [(5.0, 2.0) * (WAITS // 2), (2.0, 5.0) * (WAITS // 2)]
+    for report in range(1, 4):
+        observed = [replace(_observed(report, 0.01), waits=each, facts=facts) for each in waits]
+        steps.add(tuple(ProcessSteps(rank, 7, True, each) for rank, each in enumerate(observed)), False)
+    steps.close(0)
+    (program,) = _records(tmp_path, "program")
+    assert {"transfer_seconds": 2.0, **asdict(facts)}.items() <= program.items()
+    assert [record["kind"] for record in steps.kept] == ["run", *["step"] * 3, "program", "epoch", "end"]
+
+
+def test_only_the_newest_records_are_kept_without_a_folder() -> None:
+    steps = JobSteps(PROGRAM)
+    for _ in range(2):
+        steps.begin(["a", "b"])
+        for report in range(1, 2 * KEPT_RECORDS):
+            steps.add(*_message(report, 0.01, 0.05))
+    assert steps.kept[0]["kind"] == "run"
+    assert len(steps.kept) == KEPT_RECORDS + 2

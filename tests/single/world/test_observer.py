@@ -138,6 +138,25 @@ def test_first_steps_that_are_all_skipped_are_published() -> None:
     assert observer.published.pack()
 
 
+@pytest.mark.parametrize(("hooks", "exchange"), [([], "ddp"), ([("hook", None)], "ddp hook"), (None, "")])
+def test_the_facts_of_a_program_are_published(hooks: list[Any] | None, exchange: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    observer = Observer()
+    if hooks is not None:
+        model._comm_hooks = hooks  # type: ignore[assignment]
+        observer.wrapper_is_made(model, model)
+    model(torch.ones(1, 3)).sum().backward()
+    for _ in range(2):
+        observer.step_begins(optimizer)
+        observer.step_ends(optimizer)
+    observer.publish()
+    facts = observer.published.facts
+    assert (facts.gradient_bytes, facts.element_bytes, facts.tensors, facts.exchange) == (32, 4, 2, exchange)
+    assert (facts.threads, facts.loader_processes) == (torch.get_num_threads(), -1)
+    assert 0 <= facts.free_cores <= facts.cores
+
+
 class CapturingClock(DeviceClock):
     """A clock of a device whose stream captures a graph."""
 

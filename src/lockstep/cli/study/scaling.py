@@ -31,6 +31,7 @@ from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.controller.manual_job import run_study
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
+from lockstep.report.read_steps import explain_studies
 from lockstep.report.scaling_series import (
     THRESHOLD,
     MeasuredPoint,
@@ -186,6 +187,8 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans
     records = read_records(command.out)
     measured = [record for record in records if key_of(record) in keys and "failed" not in record]
     show_scaling(measured, {point.workers: about_plan(plan) for point, plan in plans.items()}, command.threshold)
+    for name, verdict in explain_studies(measured).items():
+        print(f"{name}:", *verdict.lines, sep="\n")
     print(f"recorded in {command.out}")
     return code
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from lockstep import __version__
 from lockstep.report.document import Document, Section
+from lockstep.report.read_steps import explain_all
 from lockstep.report.run import Run, by_data_set
 from lockstep.report.scaling_series import THRESHOLD, Series, series_of
 from lockstep.report.sections import over_time, results, scaling, step_time, studies
@@ -32,6 +33,7 @@ def build(
     run_sections, run_warnings = _of_runs(material.runs, costs.carbon)
     sections: list[Section | None] = [
         *run_sections,
+        _explanations(material),
         *scaling.build(series, threshold, costs),
         studies.build_batch(material),
         studies.build_loading(material),
@@ -43,6 +45,12 @@ def build(
         warnings=[*material.warnings, *scaling_warnings, *run_warnings],
         made=f"generated on {time.strftime('%Y-%m-%d at %H:%M')} by lockstep {__version__} report",
     )
+
+
+def _explanations(material: Material) -> Section | None:
+    found = explain_all(material.runs, material.studies)
+    lines = [line for name, verdict in found for line in (f"{name}: {verdict.lines[0]}", *verdict.lines[1:])]
+    return Section("What bounds a step", "\n".join(lines)) if lines else None
 
 
 def _title(material: Material, series: Sequence[Series]) -> str:

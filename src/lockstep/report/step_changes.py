@@ -1,0 +1,149 @@
+"""Changes that shorten a step, each with the share of the time per sample that it is expected to save.
+
+A gain that depends on something unknown, such as how much of an exchange overlaps the backward pass, has an interval
+that covers both extremes. `benchmarks/explain.py` compares predictions with measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.report.measured_step import COMPUTE, MeasuredStep, SlowRank
+
+WORTH = 0.05  # of the time per sample; smaller gains are not worth a change
+CERTAIN = 0.02  # which a change must save in the worst case
+MAX_CHANGES = 2
+BUCKET_BYTES = 25e6  # of DistributedDataParallel
+BUCKET_SECONDS = 3e-3  # at most, of an exchange between hosts, whatever its size
+HOST_RATE, GPU_HOST_RATE = 4e8, 5e9  # bytes per second within a host, at least
+CAST_SECONDS = 3e-10  # per byte of gradients, to 16 bits and back, on a CPU
+POWERSGD_SECONDS = 2.4e-9  # per byte of gradients and thread of a CPU
+GPU_SECONDS = 2e-12  # for both on a GPU
+POWERSGD_SHARE = 0.02  # of the bytes
+MIN_POWERSGD_BYTES = 4e6
+MAX_PROCESSES = 16
+PASSES = 4
+COMPRESS = {
+    "ddp": "send 16-bit gradients (DDP's bf16_compress_hook; in lockstep train --compress bf16)",
+    "hvd": "send 16-bit gradients (compression=hvd.Compression.fp16)",
+}
+POWERSGD = "approximate gradients by PowerSGD (DDP's powerSGD_hook; in lockstep train --compress powersgd)"
+
+
+@dataclass(frozen=True)
+class ProposedChange:
+    """A change, and the share of the time per sample that it saves: expected, at least and at most."""
+
+    kind: str
+    action: str
+    gain: float
+    low: float
+    high: float
+
+    def describe(self) -> str:
+        return f"{self.action}: {percent(self.gain)} less time per sample ({percent(self.low)} to {percent(self.high)})"
+
+
+def best_changes(step: MeasuredStep, slow: SlowRank | None) -> tuple[ProposedChange, ...]:
+    """Return the changes that save most, if that is worth it, and more than the measurements differ."""
+    least = max(WORTH, step.difference)
+    found = [each for each in _changes(step, slow) if each.gain >= least and each.low >= CERTAIN]
+    return tuple(sorted(found, key=lambda change: -change.gain)[:MAX_CHANGES])
+
+
+def _changes(step: MeasuredStep, slow: SlowRank | None) -> Iterator[ProposedChange]:
+    yield from _compressions(step)
+    yield from filter(None, (rule(step) for rule in (_larger_batch, _loader_processes, _threads)))
+    if slow:
+        yield _relieve(step, slow)
+
+
+def _change(step: MeasuredStep, kind: str, action: str, saved: float, least: float, most: float) -> ProposedChange:
+    """Return a change that saves so many seconds of a step; the interval grows with the measurements' difference."""
+    shares = (max(0.0, seconds) / step.seconds for seconds in (min(least, saved), saved, max(most, saved)))
+    low, gain, high = (min(share, 0.99) for share in shares)
+    return ProposedChange(kind, action, gain, low * (1 - step.difference), min(high * (1 + step.difference), 0.99))
+
+
+def _transfer_by_bytes(step: MeasuredStep) -> tuple[float, float]:
+    """Return the least and the most time of the exchange that depends on its bytes, and not on its messages."""
+    if step.hosts > 1:
+        buckets = 1 + math.ceil(step.facts.gradient_bytes / BUCKET_BYTES)
+        return max(0.0, step.transfer - BUCKET_SECONDS * buckets), step.transfer
+    return 0.0, min(step.transfer, step.wire_bytes / (HOST_RATE if step.is_on_cpu else GPU_HOST_RATE))
+
+
+def _compressions(step: MeasuredStep) -> Iterator[ProposedChange]:
+    facts, (least, most) = step.facts, _transfer_by_bytes(step)
+    if facts.exchange not in COMPRESS or facts.element_bytes != 4:
+        return
+    cost = (CAST_SECONDS if step.is_on_cpu else GPU_SECONDS) * facts.gradient_bytes
+    overlap = min(most, step.of("backward")) / 4  # the shorter exchange may overlap more of the backward pass
+    action = COMPRESS[facts.exchange]
+    yield _change(step, "compress", action, most / 2 - cost, least / 2 - 3 * cost, most / 2 + overlap)
+    if facts.exchange == "ddp" and facts.gradient_bytes >= MIN_POWERSGD_BYTES:
+        cost = (POWERSGD_SECONDS / max(facts.threads, 1) if step.is_on_cpu else GPU_SECONDS) * facts.gradient_bytes
+        least, most = ((1 - POWERSGD_SHARE) * seconds for seconds in (least, most))
+        yield _change(step, "powersgd", POWERSGD, most - cost, least - 2 * cost, most - cost / 3)
+
+
+def _larger_batch(step: MeasuredStep) -> ProposedChange:
+    """Several passes per exchange save at least its time; a larger batch also what each pass takes for any batch."""
+    share, fixed = 1 - 1 / PASSES, step.fixed_seconds
+    once = step.transfer + step.of("optimizer")
+    action, saved = f"accumulate {PASSES} passes per exchange, or use {PASSES} times the batch", once
+    if fixed > once:
+        action, saved = f"{PASSES} times the batch per worker", once + fixed
+    most = max(saved, once + 1.5 * fixed)
+    action += ", with a learning rate to match"
+    return _change(step, "batch", action, share * saved, share * (once + 0.3 * fixed), share * most)
+
+
+def _loader_processes(step: MeasuredStep) -> ProposedChange | None:
+    """More loader processes use the cores that are idle now, and hide all loading if these suffice."""
+    facts, waits = step.facts, step.of("data_wait")
+    if facts.loader_processes < 0 or facts.free_cores < 0 or not facts.cores or waits < WORTH * step.seconds:
+        return None
+    rest = max(step.seconds - waits, 0.05 * step.seconds)
+    work = facts.loader_processes * step.seconds or waits  # of one process for a batch
+    processes = max(facts.loader_processes + 1, min(math.ceil(1.25 * work / rest), MAX_PROCESSES))
+    saved = min(waits - max(0.0, work / processes - rest), facts.free_cores / facts.cores * step.seconds)
+    action = f"num_workers={processes} for the DataLoader instead of {facts.loader_processes}"
+    return _change(step, "loader", action, 0.95 * saved, 0.6 * saved, waits)
+
+
+def _threads(step: MeasuredStep) -> ProposedChange | None:
+    """One thread per core is best; additional ones need cores that are idle."""
+    facts, computing = step.facts, step.of(*COMPUTE)
+    if not (step.is_on_cpu and facts.threads and facts.local_workers and facts.cores):
+        return None
+    threads = max(1, facts.cores // facts.local_workers)
+    if threads < facts.threads:
+        saved = 1 - (facts.threads * facts.local_workers / facts.cores) ** -0.75
+        shares = 0.1 * saved, saved, min(1.0, 1.5 * saved)
+    else:
+        threads = int(min(threads, facts.threads + facts.free_cores / facts.local_workers + 0.25))
+        computing -= step.fixed_seconds + step.of("optimizer")
+        low, middle, high = (1 - (facts.threads / max(threads, 1)) ** power for power in (0.25, 0.75, 1.0))
+        shares = low, middle, high
+    least, saved, most = (share * computing for share in shares)
+    action = f"OMP_NUM_THREADS={threads} instead of {facts.threads}"
+    return _change(step, "threads", action, saved, least, most)
+
+
+def _relieve(step: MeasuredStep, slow: SlowRank) -> ProposedChange:
+    """Return smaller shares of the batch for a rank that computes slowly; else less of its additional work."""
+    if slow.phase not in COMPUTE[:2]:
+        action = f"remove what rank {slow.rank} alone spends {slow.where}"
+        return _change(step, "slow worker", action, slow.seconds, 0.8 * slow.seconds, slow.seconds)
+    own = step.own
+    saved = max(own) - len(own) / sum(1 / max(each, 1e-9) for each in own)
+    action = "batches by the workers' speeds (--balance; in own loops world.loader(..., balance=True))"
+    return _change(step, "balance", action, saved, 0.7 * saved, slow.seconds)
+
+
+def percent(share: float) -> str:
+    """Return a share for users."""
+    return f"{100 * share:.0f} %"

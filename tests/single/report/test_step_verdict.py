@@ -1,0 +1,150 @@
+"""What bounds a step, and what the changes save, in steps whose right answers are known by construction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.diagnosis.observed_steps import ProgramFacts
+from lockstep.report.measured_step import MeasuredStep, find_slow_rank
+from lockstep.report.step_verdict import explain
+
+FACTS = ProgramFacts(40_000_000, 4, 60, "ddp", 4, 8, 2, 0, 0.0, "cpu")
+FREE = replace(FACTS, free_cores=6.0, threads=1)
+
+
+def _step(
+    facts: ProgramFacts = FACTS,
+    hosts: int = 1,
+    transfer: float | None = None,
+    difference: float = 0.0,
+    steps: int = 1000,
+    **milliseconds: float | tuple[float, ...],
+) -> MeasuredStep:
+    """Return a step of two workers with these phases; a single number is that of both."""
+    phases = {
+        phase: tuple(each / 1e3 for each in (value if isinstance(value, tuple) else (value, value)))
+        for phase, value in milliseconds.items()
+    }
+    seconds = None if transfer is None else transfer / 1e3
+    return MeasuredStep(phases, seconds, difference, 20, steps, hosts, facts)
+
+
+def _slow_link(**more: float) -> MeasuredStep:
+    """320 MB of gradients per second on the wire between two hosts."""
+    return _step(hosts=2, forward=40, backward=80, reduction=400, optimizer=10, **more)
+
+
+VERDICTS = {
+    "slow loader without processes": (
+        _step(FREE, data_wait=60, forward=10, backward=20, optimizer=1),
+        "data",
+        "loader",
+    ),
+    "slow loader with too few processes": (
+        _step(replace(FREE, loader_processes=2), data_wait=60, forward=10, backward=20, optimizer=1),
+        "data",
+        "loader",
+    ),
+    "slow loader on busy cores": (_step(data_wait=60, forward=10, backward=20, optimizer=1), "data", ""),
+    "slow link": (_slow_link(), "slow link", "powersgd"),
+    "slow link with compression": (
+        _step(replace(FACTS, exchange="ddp hook"), 2, forward=40, backward=80, reduction=400),
+        "slow link",
+        "batch",
+    ),
+    "slow worker in other work": (
+        _step(forward=10, backward=20, before_backward=(51, 1), reduction=(2, 52)),
+        "slow worker",
+        "slow worker",
+    ),
+    "slow worker in the passes": (
+        _step(forward=(30, 10), backward=(60, 20), reduction=(2, 62)),
+        "slow worker",
+        "balance",
+    ),
+    "uneven steps": (
+        _step(replace(FACTS, tensors=2), transfer=2, forward=10, backward=20, reduction=40),
+        "uneven steps",
+        "",
+    ),
+    "too few threads": (
+        _step(replace(FREE, threads=1, tensors=2), forward=100, backward=200, optimizer=1),
+        "computing",
+        "threads",
+    ),
+    "too many threads": (
+        _step(replace(FACTS, threads=8, tensors=2), forward=100, backward=200, optimizer=1),
+        "threads",
+        "threads",
+    ),
+    "small batch": (_step(forward=1, backward=3, optimizer=1, reduction=1), "small batch", "batch"),
+    "logging": (_step(forward=10, backward=20, before_backward=60, optimizer=1), "other work", ""),
+    "no loader": (
+        _step(replace(FACTS, loader_processes=-1), before_backward=60, backward=50, optimizer=1),
+        "forward or other work",
+        "",
+    ),
+}
+SOUND = {
+    "large batches": _step(replace(FACTS, loader_processes=2), data_wait=1, forward=100, backward=200, optimizer=5),
+    "exchange within a host": _step(
+        replace(FACTS, gradient_bytes=400_000), forward=100, backward=200, optimizer=3, reduction=(8, 9)
+    ),
+    "a GPU": _step(
+        replace(FACTS, device="gpu", threads=8), data_wait=1, forward=100, backward=200, optimizer=5, reduction=5
+    ),
+    "one worker": MeasuredStep({"forward": [0.1], "backward": [0.2]}, None, 0.02, 20, 1000, 1, FACTS),
+}
+
+
+@pytest.mark.parametrize(("measured", "bound", "kind"), VERDICTS.values(), ids=VERDICTS.keys())
+def test_the_bottleneck_and_the_best_change_are_named(measured: MeasuredStep, bound: str, kind: str) -> None:
+    verdict = explain(measured)
+    assert (verdict.bound, verdict.changes[0].kind if verdict.changes else "") == (bound, kind)
+    assert len(verdict.lines) <= 3
+    assert all(0 < each.low <= each.gain <= each.high < 1 for each in verdict.changes)
+
+
+@pytest.mark.parametrize("measured", SOUND.values(), ids=SOUND.keys())
+def test_sound_programs_get_no_advice(measured: MeasuredStep) -> None:
+    (line,) = explain(measured).lines
+    assert line.startswith("computing bounds the step: ")
+    assert line.endswith("; no known change would save more than 5 %")
+
+
+def test_steps_that_differ_get_no_verdict() -> None:
+    verdict = explain(_slow_link(difference=0.2))
+    assert (verdict.bound, verdict.changes) == ("", ())
+    assert verdict.lines == ["too noisy to say what bounds the step: its times differ by 20 %"]
+    assert explain(_slow_link(steps=49)).lines[0].startswith("too short to say what bounds the step: 49 steps, ")
+
+
+def test_smaller_gains_than_the_difference_are_not_offered() -> None:
+    step = {"forward": 60, "backward": 120, "optimizer": 4, "reduction": 20}
+    assert [each.kind for each in explain(_step(hosts=2, **step)).changes] == ["batch"]
+    assert explain(_step(hosts=2, difference=0.12, **step)).changes == ()
+
+
+def test_gains_on_a_slow_link_follow_from_the_bytes() -> None:
+    compressed, accumulated = (explain(_slow_link()).changes[index].gain for index in (0, 1))
+    assert compressed == pytest.approx((0.98 * 400 - 24) / 530, abs=0.01)
+    assert accumulated == pytest.approx(0.75 * 410 / 530)
+    assert "320 MB" not in explain(_slow_link()).text
+    assert "400 ms of 530 ms (75 %) for the exchange, 40 MB at 800 Mbit/s" in explain(_slow_link()).text
+
+
+def test_small_exchanges_are_not_compressed() -> None:
+    """The time of a small exchange is that of its messages, whatever they carry."""
+    small = replace(FACTS, gradient_bytes=100_000)
+    for hosts in (1, 2):
+        kinds = [each.kind for each in explain(_step(small, hosts, forward=5, backward=10, reduction=5)).changes]
+        assert "compress" not in kinds
+
+
+def test_a_rank_that_no_other_waits_for_is_not_slow() -> None:
+    assert find_slow_rank(_step(forward=(50, 10), backward=20, reduction=20)) is None
+    slow = find_slow_rank(_step(forward=(50, 10), backward=20, reduction=(0, 40)))
+    assert slow is not None
+    assert (slow.rank, slow.phase, round(slow.seconds, 6)) == (0, "forward", 0.04)
