@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SECONDS = 14.0
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
@@ -91,15 +91,16 @@ def measure(program: Slowed, flags: str, folder: Path) -> None:
         assert max(job.wait() for job in jobs) == 0
 
 
-def explained(folder: Path) -> dict:
+def explained(folder: Path) -> dict[str, Any]:
     output = subprocess.run([*LOCKSTEP, "explain", "--json", str(folder)], check=True, capture_output=True, text=True)
-    return json.loads(output.stdout)
+    found: dict[str, Any] = json.loads(output.stdout)
+    return found
 
 
 def rate(folder: Path) -> float:
     """Return the median samples per second of a run's records."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    rates = sorted(record["images_per_second"] for record in records if record["kind"] == "step")
+    rates: list[float] = sorted(record["images_per_second"] for record in records if record["kind"] == "step")
     return rates[len(rates) // 2]
 
 
@@ -144,7 +145,7 @@ def work(arguments: list[str]) -> None:
     rank = distributed.get_rank()
     seconds = flags.read + (flags.read_on_1 if rank == 1 else 0.0)
 
-    class Samples(Dataset):
+    class Samples(Dataset[Any]):
         def __len__(self) -> int:
             return 10_000_000
 

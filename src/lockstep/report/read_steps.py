@@ -30,8 +30,8 @@ def measured_in(records: RunRecords, config: Mapping[str, Any] | None = None) ->
     """
     hosts, steps = count(records.start, "hosts") or 1, records.step
     if "program" in records.start:
-        phases, transfer = _medians(records.intervals), number(records.program, "transfer_seconds")
-        totals, facts = [sum(map(sum, each.values())) for each in records.intervals], facts_of(records.program)
+        phases, transfer = _medians(records.intervals), number(records.program_facts, "transfer_seconds")
+        totals, facts = [sum(map(sum, each.values())) for each in records.intervals], facts_of(records.program_facts)
     else:
         phases, transfer, steps = records.worker_phases(), None, min(steps, int(records.timed_steps))
         totals = [rate for _, rate in records.steps.points("images_per_second")]
@@ -80,14 +80,14 @@ def explain_studies(records: Iterable[Record]) -> dict[str, StepVerdict]:
 
 
 def _of_repeats(repeats: Sequence[Record], workers: int) -> MeasuredStep | None:
-    by_rank = [
+    by_rank: list[dict[str, list[float]]] = [
         {phase: seconds for phase in RECORDED if (seconds := numbers(mapping(each, "phase_seconds"), phase, workers))}
         for each in repeats
     ]
     rates = [rate for each in repeats if (rate := rate_of(each))]
     if not all(by_rank) or not rates:
         return None
-    transfers = [seconds for each in repeats if (seconds := number(each, "transfer_seconds")) is not None]
+    transfers = [waited for each in repeats if (waited := number(each, "transfer_seconds")) is not None]
     return MeasuredStep(
         _medians(by_rank),
         median(transfers) if transfers else None,

@@ -73,7 +73,7 @@ class RunRecords(MetricRecords):
         self.recent_phases: deque[dict[str, float]] = deque(maxlen=RECENT)  # medians of the last session's last steps
         self.by_rank: dict[str, list[float]] = {}  # a program's seconds per step in each phase, in the last record
         self.intervals: deque[dict[str, list[float]]] = deque(maxlen=MAX_INTERVALS)  # the same, in the last records
-        self.program: Record = {}  # facts about the program
+        self.program_facts: Record = {}  # facts about the program
         self._count = 0  # workers
         self._epoch_start = self.timed_steps = 0.0  # the latter in `worker_phases`
         self._sums: dict[str, list[float]] = {}  # seconds of each phase, by rank
@@ -81,7 +81,7 @@ class RunRecords(MetricRecords):
     def take(self, record: Record) -> None:
         super().take(record)
         if record.get("kind") == "program":
-            self.program = record
+            self.program_facts = record
         if record.get("kind") == "straggler":
             self.pass_time(record)
             if straggler := read_straggler(record):
@@ -90,7 +90,7 @@ class RunRecords(MetricRecords):
 
     def begin_session(self, record: Record) -> None:
         super().begin_session(record)
-        self.straggler, self.program = None, {}
+        self.straggler, self.program_facts = None, {}
         self.recent_phases.clear()
         self.intervals.clear()
         workers, step = count(record, "workers") or 0, count(record, "step")

@@ -18,6 +18,8 @@ WORKER: dict[str, Any] = {
     "steps_per_second": 5.0,
     "step_seconds": {"low": 0.1, "median": 0.2, "high": 0.3},
     "phase_seconds": {},
+    "waits": [],
+    "program": {},
     "utilization": 0.5,
     "backward_passes_per_step": 1,
     "peak_memory_bytes": 7,
