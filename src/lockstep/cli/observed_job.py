@@ -40,7 +40,7 @@ def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, o
         return run({OBSERVE: "", **({} if observes else {REPORT: "0"})}, None)
     steps, code = JobSteps(command, folder), None
     try:
-        code = run({OBSERVE: str(folder or 1)}, steps)
+        code = run({OBSERVE: str(folder.absolute()) if folder else "1"}, steps)
     finally:
         steps.close(code)
     if folder:
@@ -48,7 +48,11 @@ def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, o
         if joules := steps.joules.total():
             missing = f" (not counted: {'; '.join(steps.not_counted)})" if steps.not_counted else ""
             say(f"energy: {joules / JOULES_PER_KWH:.4g} kWh{missing}", sys.stdout)
-    for line in [] if code else advice(steps.kept):
+    try:
+        lines = [] if code else advice(steps.kept)
+    except Exception as error:  # it must not change the job's exit code
+        lines = [f"what bounds the steps is unknown: {error!r}"]
+    for line in lines:
         say(f"lockstep: {line}")
     return code
 

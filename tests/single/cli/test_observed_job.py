@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.cli import observed_job
 from lockstep.cli.observed_job import run_observed
+from lockstep.diagnosis import OBSERVE
 from lockstep.files.jsonl import read_records
 from lockstep.observe.job_steps import JobSteps
 
@@ -27,3 +29,12 @@ def test_records_end_with_the_exit_code(tmp_path: Path, code: int | None) -> Non
         assert code is None
     last = list(read_records(tmp_path / "steps/metrics.jsonl"))[-1]
     assert (last["kind"], last["exit_code"]) == ("end", code)
+
+
+def test_advice_that_fails_does_not_change_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(OBSERVE, raising=False)
+    monkeypatch.setattr(observed_job, "advice", lambda records: [][0])
+    assert run_observed(("python", "train.py"), lambda own, steps: 0) == 0
+    assert "what bounds the steps is unknown: IndexError" in capsys.readouterr().err
