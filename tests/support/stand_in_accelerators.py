@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.world import accelerator
+from lockstep.world import accelerator, machine
 
 
 @pytest.fixture
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function whose arguments are answers of `accelerator`'s functions: values, or functions themselves."""
+    """Return a function whose arguments are answers of `accelerator`'s functions, or of `machine.drivers`.
+
+    They are values, or functions themselves.
+    """
 
     def answer(**answers: Any) -> None:
         for name, value in answers.items():
             function = value if callable(value) else lambda *_, value=value: value
-            monkeypatch.setattr(accelerator, name, function)
+            monkeypatch.setattr(machine if name == "drivers" else accelerator, name, function)
 
     return answer
 

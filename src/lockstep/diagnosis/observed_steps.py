@@ -11,7 +11,7 @@ from statistics import fmean
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.trained_state import STATE_LAYOUT, TrainedState
-from lockstep.files.io_records import TOTALS_LAYOUT, IoTotals
+from lockstep.files.io_totals import TOTALS_LAYOUT, IoTotals
 
 RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.files.io_records import DISK_NAMES, NETWORK_NAMES, OF_NODE, PROC_NAMES, IoTotals, append_record
+from lockstep.files.io_records import append_record
+from lockstep.files.io_totals import DISK_NAMES, NETWORK_NAMES, OF_NODE, PROC_NAMES, IoTotals
 
 Amounts = Counter[str]
 _UNREADABLE = (NotImplementedError, OSError, RuntimeError, ValueError)  # what psutil raises in some containers

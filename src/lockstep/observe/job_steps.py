@@ -17,7 +17,8 @@ from lockstep.config.run_paths import typed_command
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps, transfer_seconds
 from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
 from lockstep.errors import ConfigError
-from lockstep.files.io_records import OF_NODE, IoTotals, append_record
+from lockstep.files.io_records import append_record
+from lockstep.files.io_totals import OF_NODE, IoTotals
 from lockstep.files.jsonl import RecordWriter
 from lockstep.files.output import say
 from lockstep.script_check.state_comparison import StateComparison

@@ -40,7 +40,7 @@ from lockstep.diagnosis.observed_steps import (
 )
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.diagnosis.torch_hooks import TorchHooks, attach, before_calls, keep_eager, steps_on_stack
-from lockstep.files.io_records import IoTotals
+from lockstep.files.io_totals import IoTotals
 from lockstep.observe.program_facts import FactReader
 from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator

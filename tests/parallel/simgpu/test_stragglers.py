@@ -22,7 +22,7 @@ from lockstep.world.world import World
 pytestmark = pytest.mark.usefixtures("simulated_gpu")
 SLOW_SECONDS = 0.5  # in each step; half of it is more than all else in a step on a busy machine
 MIN_STEPS = 6
-MEASURED = (BEFORE_BACKWARD, "backward", "optimizer")
+MEASURED = (BEFORE_BACKWARD, "forward", "backward", "optimizer")
 
 
 def _spend(device: torch.device, seconds: float) -> None:
@@ -66,8 +66,9 @@ def _train_slowly(world: World, phase: str) -> dict[str, float]:
     optimizer = hvd.DistributedOptimizer(SlowSGD(model.parameters(), 0.1), model.named_parameters())
     for _ in range(4):
         hvd.allreduce(torch.ones(1, device=device))  # waits for the peer
-        outputs = model(torch.ones(2, 4, device=device))
         _spend(device, slow.get(BEFORE_BACKWARD, 0.0))
+        outputs = model(torch.ones(2, 4, device=device))
+        _spend(device, slow.get("forward", 0.0))
         Spend.apply(outputs, slow.get("backward", 0.0)).sum().backward()
         optimizer.synchronize()
         with optimizer.skip_synchronize():

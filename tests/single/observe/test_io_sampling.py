@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.files.io_records import OF_NODE, IoTotals, job_io, worker_file
+from lockstep.files.io_records import job_io, worker_file
+from lockstep.files.io_totals import OF_NODE, IoTotals
 from lockstep.files.jsonl import read_records
 from lockstep.observe import io_sampling
 from lockstep.observe.io_sampling import MISSING, IoCounters, IoSampler

@@ -13,7 +13,8 @@ import pytest
 from lockstep.diagnosis.observed_steps import PHASES, WAITS, ObservedSteps, ProcessSteps, ProgramFacts
 from lockstep.diagnosis.trained_state import TrainedState
 from lockstep.errors import ConfigError
-from lockstep.files.io_records import IoTotals, job_io, worker_file
+from lockstep.files.io_records import job_io, worker_file
+from lockstep.files.io_totals import IoTotals
 from lockstep.files.jsonl import read_records
 from lockstep.observe import job_steps
 from lockstep.observe.job_steps import KEPT_RECORDS, JobSteps

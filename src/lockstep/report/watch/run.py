@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.config.run_paths import RUNS, complete, newest, step_of
 from lockstep.errors import LOST_PEER, ConfigError
-from lockstep.files.io_records import KIND, worker_file
+from lockstep.files.io_records import worker_file
+from lockstep.files.io_totals import KIND
 from lockstep.files.jsonl import count, number, one_line, parse_record, plausible
 from lockstep.files.untrusted import open_plain, read_yaml
 from lockstep.report.watch.metrics import Metrics

@@ -21,6 +21,8 @@ def _program(workers: int, samples: float | None = None) -> dict[str, Any]:
         "samples_per_second": samples and 10.0 * samples,
         "step_seconds": {"low": 0.1, "median": 0.1, "high": 0.1},
         "phase_seconds": {},
+        "waits": [],
+        "program": {},
         "measured_steps": 30,
         "backward_passes_per_step": 1.0,
         "exchanges": 30,
