@@ -45,24 +45,13 @@ def _many(folder: Path, workers: int, slow: int) -> Path:
 def test_each_worker_has_a_bar_of_its_time_per_step(tmp_path: Path) -> None:
     epochs = [_epoch(1, forward=[1.0, 3.0], reduction=[2.0, 0.0]), _epoch(2, forward=[3.0, 5.0], metrics=[0.0, 0.0])]
     parts = _parts(make_run(tmp_path, [start_record(), *epochs]))
-    bars, table = parts["worker-phases-1"], parts["slowest-workers"]
+    bars = parts["worker-phases-1"]
     assert isinstance(bars, Bars)
-    assert isinstance(table, Table)
     assert bars.categories == ["0", "1"]
     assert [(name, list(values)) for name, values in bars.stacks] == [
         ("forward", [200.0, 400.0]),
         ("waiting for other workers", [100.0, 0.0]),
     ]
-    assert dict(zip(table.columns, table.rows[0], strict=True)) == {
-        "run": tmp_path.name,
-        "workers": 2,
-        "slowest rank": 1,
-        "own time per step (ms)": 400.0,
-        "median of the others (ms)": 200.0,
-        "slower by (%)": 100.0,
-        "mostly in": "forward",
-        "others wait (ms)": 100.0,
-    }
 
 
 def test_a_programs_bars_end_at_its_whole_step(tmp_path: Path) -> None:
@@ -102,14 +91,11 @@ def test_stragglers_are_listed_with_host_numbers(tmp_path: Path) -> None:
     assert "secret" not in str(table)
 
 
-def test_all_runs_are_in_the_table_and_the_newest_have_figures(tmp_path: Path) -> None:
+def test_the_newest_runs_have_figures(tmp_path: Path) -> None:
     for index, unix_time in enumerate((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)):
         records = [start_record(workers=index + 2, unix_time=unix_time), _epoch(1, forward=[1.0] * (index + 2))]
         make_run(tmp_path / str(index), records)
     parts = _parts(tmp_path)
-    table = parts["slowest-workers"]
-    assert isinstance(table, Table)
-    assert [row[1] for row in table.rows] == [2, 3, 4, 5, 6, 7]
     titles = [part.title.rpartition(": ")[2] for key, part in parts.items() if key.startswith("worker-phases")]
     assert titles == ["2 workers", "4 workers", "6 workers", "7 workers"]
     section = _section(tmp_path)

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from lockstep.diagnosis.explanation import ranks_text
-from lockstep.diagnosis.phases import OWN_PHASES, RECORDED, WAITING, names
-from lockstep.diagnosis.stragglers import medians_of_others
+from lockstep.diagnosis.phases import OWN_PHASES, RECORDED, names
 from lockstep.files.jsonl import number
 from lockstep.report.document import Bars, Cell, Section, Table, filled_table
 from lockstep.report.run import Run
 
 _MAX_RUNS = 4  # with figures
 _MAX_BARS = 32
-_SLOWEST = (
-    ("run", ""),
-    ("workers", ",.0f"),
-    ("slowest rank", ".0f"),
-    ("own time per step (ms)", ",.2f"),
-    ("median of the others (ms)", ",.2f"),
-    ("slower by (%)", ",.1f"),
-    ("mostly in", ""),
-    ("others wait (ms)", ",.2f"),
-)
 _STRAGGLERS = (
     ("run", ""),
     ("step", ",.0f"),
@@ -59,9 +47,6 @@ def build_worker_phases(runs: Sequence[Run]) -> Section | None:
     measured = [_Workers(run) for run in runs]
     measured = [workers for workers in measured if workers.count > 1]
     parts: list[Bars | Table] = []
-    if measured:
-        about = "Own time excludes waiting for other workers. Others wait: median of the other ranks."
-        parts.append(filled_table("slowest-workers", "Slowest worker", _SLOWEST, list(map(_slowest, measured)), about))
     for index, workers in enumerate(_newest(measured), start=1):
         suffix = f": {workers.run.name}" if len(runs) > 1 else ""
         parts.append(_split(workers, f"worker-phases-{index}", suffix))
@@ -89,22 +74,6 @@ def _newest(measured: Sequence[_Workers]) -> list[_Workers]:
     starts = [number(workers.run.start, "unix_time") or 0.0 for workers in measured]
     newest = sorted(range(len(measured)), key=lambda index: -starts[index])[:_MAX_RUNS]
     return [measured[index] for index in sorted(newest)]
-
-
-def _slowest(workers: _Workers) -> list[Cell]:
-    own = workers.own
-    rank = max(range(workers.count), key=own.__getitem__)
-    usual = medians_of_others(own)[rank]
-    excess = {phase: _over_others(workers.seconds(phase), rank) for phase in OWN_PHASES}
-    most = max(excess, key=excess.__getitem__)
-    waits = [seconds for other, seconds in enumerate(workers.seconds(WAITING)) if other != rank]
-    slower = 100 * (own[rank] - usual) / usual if usual else None
-    mostly = _label(most) if excess[most] > 0 else None
-    return [workers.run.name, workers.count, rank, 1e3 * own[rank], 1e3 * usual, slower, mostly, 1e3 * median(waits)]
-
-
-def _over_others(seconds: Sequence[float], rank: int) -> float:
-    return seconds[rank] - medians_of_others(seconds)[rank]
 
 
 def _split(workers: _Workers, key: str, suffix: str) -> Bars:
