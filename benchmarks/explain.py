@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,7 @@ PROGRAMS = {
     "exchange, 1 Gbit/s": Slowed(
         "--width 1600 --batch 64", "slow link", "batch", "--width 1600 --batch 64 --passes 4", 1000
     ),
-    "ResNet-18, 1 Gbit/s": Slowed("--resnet --batch 8", "slow link", "batch", "--resnet --batch 8 --passes 4", 1000),
+    "ResNet-18, 1 Gbit/s": Slowed("--resnet --batch 8", "computing", "batch", "--resnet --batch 8 --passes 4", 1000),
     "16 bits impossible": Slowed(
         "--width 900 --hook bf16", "slow link", "batch", "--width 900 --hook bf16 --passes 4", 100
     ),
@@ -104,6 +105,13 @@ def rate(folder: Path) -> float:
     return rates[len(rates) // 2]
 
 
+def changed_flags(program: Slowed, verdict: dict[str, Any]) -> str:
+    """Return the flags with the change; of loader processes, as many as are proposed."""
+    actions = (change["action"] for change in verdict["changes"] if change["kind"] == program.change == "loader")
+    processes = next((re.search(r"num_workers=(\d+)", action) for action in actions), None)
+    return f"{program.flags} --processes {processes[1]}" if processes else program.changed
+
+
 def check(name: str, program: Slowed) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         measure(program, program.flags, Path(scratch, "slow"))
@@ -114,7 +122,7 @@ def check(name: str, program: Slowed) -> None:
         for change in verdict["changes"]:
             print(f"    {change['action']}: {change['gain']:.0%} ({change['low']:.0%} to {change['high']:.0%})")
         if program.changed:
-            measure(program, program.changed, Path(scratch, "changed"))
+            measure(program, changed_flags(program, verdict), Path(scratch, "changed"))
             saving = 1 - rate(Path(scratch, "slow")) / rate(Path(scratch, "changed"))
             predicted = next((each for each in verdict["changes"] if each["kind"] == program.change), None)
             said = (

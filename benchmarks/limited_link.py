@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,9 @@ def limited_link(megabits: float) -> Iterator[list[str]]:
                 _ip("-n", name, "link", "set", device, "up")
             limit = ["rate", f"{megabits}mbit", "burst", BURST, "latency", LATENCY]
             _run("tc", "-n", name, "qdisc", "add", "dev", "wire", "root", "tbf", *limit)
+        for name in names:
+            while " UP " not in _ip("-n", name, "-brief", "link", "show", "wire"):  # the kernel takes some time
+                time.sleep(0.01)
         yield names
     finally:
         for name in names:
@@ -57,8 +61,8 @@ def run_over_limited_link(megabits: float, arguments: list[str]) -> int:
         return max(job.wait() for job in jobs)
 
 
-def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _run(*command: str) -> None:

@@ -60,6 +60,15 @@ class MeasuredStep:
         return self.by_rank(*(phase for phase in self.phases if phase != WAITING))
 
     @property
+    def data_wait(self) -> float:
+        """The seconds of waiting for data: of the rank that waits longest, if loader processes load ahead.
+
+        The others wait for that rank, while their own processes load.
+        """
+        waits = self.by_rank("data_wait")
+        return max(waits) if self.facts.loader_processes > 0 else median(waits)
+
+    @property
     def transfer(self) -> float:
         """The seconds of the exchange, without waiting for a worker."""
         if self.workers < 2:
@@ -106,7 +115,9 @@ def find_slow_rank(step: MeasuredStep) -> SlowRank | None:
         return None
     phases = {phase: each for phase, each in step.phases.items() if phase != WAITING}
     over = {phase: each[rank] - medians_of_others(each)[rank] for phase, each in phases.items()}
-    return SlowRank(rank, max(over, key=lambda phase: over[phase]), seconds)
+    phase = max(over, key=lambda phase: over[phase])
+    # Loader processes that load ahead are no slower on the rank that waits for them: the others' loaded meanwhile.
+    return None if phase == "data_wait" and step.facts.loader_processes > 0 else SlowRank(rank, phase, seconds)
 
 
 def parts_of_step(step: MeasuredStep, slow: SlowRank | None) -> dict[str, float]:
@@ -115,7 +126,7 @@ def parts_of_step(step: MeasuredStep, slow: SlowRank | None) -> dict[str, float]
     usual, own = step.without(slow.rank) if slow else step, step.own
     waiting = fmean(step.by_rank(WAITING)) - step.transfer
     return {
-        "data": usual.of("data_wait"),
+        "data": usual.data_wait,
         "computing": usual.of(*COMPUTE),
         "forward or other work" if unseen else "other work": usual.of(BEFORE_BACKWARD, "callbacks"),
         "exchange": step.transfer,

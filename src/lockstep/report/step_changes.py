@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lockstep.report.measured_step import COMPUTE, MeasuredStep, SlowRank
 
 WORTH = 0.05  # of the time per sample; smaller gains are not worth a change
+WORTH_A_BATCH = 0.1  # a larger batch also changes the training
 CERTAIN = 0.02  # which a change must save in the worst case
 MAX_CHANGES = 2
 BUCKET_BYTES = 25e6  # of DistributedDataParallel
@@ -48,9 +49,12 @@ class ProposedChange:
 
 def best_changes(step: MeasuredStep, slow: SlowRank | None) -> tuple[ProposedChange, ...]:
     """Return the changes that save most, if that is worth it, and more than the measurements differ."""
-    least = max(WORTH, step.difference)
-    found = [each for each in _changes(step, slow) if each.gain >= least and each.low >= CERTAIN]
+    found = [each for each in _changes(step, slow) if each.gain >= _least(each, step) and each.low >= CERTAIN]
     return tuple(sorted(found, key=lambda change: -change.gain)[:MAX_CHANGES])
+
+
+def _least(change: ProposedChange, step: MeasuredStep) -> float:
+    return max(WORTH_A_BATCH if change.kind == "batch" else WORTH, step.difference)
 
 
 def _changes(step: MeasuredStep, slow: SlowRank | None) -> Iterator[ProposedChange]:
@@ -94,16 +98,17 @@ def _larger_batch(step: MeasuredStep) -> ProposedChange:
     share, fixed = 1 - 1 / PASSES, step.fixed_seconds
     once = step.transfer + step.of("optimizer")
     action, saved = f"accumulate {PASSES} passes per exchange, or use {PASSES} times the batch", once
-    if fixed > once:
+    if fixed > 0.5 * step.of("forward", "backward"):
         action, saved = f"{PASSES} times the batch per worker", once + fixed
-    most = max(saved, once + 1.5 * fixed)
+    overlap = min(step.of("backward"), 2 * step.transfer)  # at most, of an exchange that slows the backward pass
+    most = max(saved, once + 1.5 * fixed) + overlap
     action += ", with a learning rate to match"
     return _change(step, "batch", action, share * saved, share * (once + 0.3 * fixed), share * most)
 
 
 def _loader_processes(step: MeasuredStep) -> ProposedChange | None:
     """More loader processes use the cores that are idle now, and hide all loading if these suffice."""
-    facts, waits = step.facts, step.of("data_wait")
+    facts, waits = step.facts, step.data_wait
     if facts.loader_processes < 0 or facts.free_cores < 0 or not facts.cores or waits < WORTH * step.seconds:
         return None
     rest = max(step.seconds - waits, 0.05 * step.seconds)

@@ -89,7 +89,7 @@ def _rate(step: MeasuredStep) -> float:
 
 def _figures(step: MeasuredStep, slow: SlowRank | None) -> dict[str, Any]:
     facts = step.facts
-    loader = {-1: "by an unknown number of processes", 0: "as the DataLoader has no processes (num_workers=0)"}
+    loader = {-1: "with an unknown number of loader processes", 0: "as the DataLoader has no processes (num_workers=0)"}
     return {
         "bytes": f", {facts.gradient_bytes / 1e6:.3g} MB at {_bits(8 * _rate(step))}" if step.wire_bytes else "",
         "threads": f", with {plural(facts.threads, 'thread')} on {plural(facts.cores, 'core')}"
@@ -97,7 +97,7 @@ def _figures(step: MeasuredStep, slow: SlowRank | None) -> dict[str, Any]:
         else "",
         "local": facts.local_workers,
         "fixed": _milliseconds(step.fixed_seconds),
-        "loader": loader.get(facts.loader_processes, f"with {facts.loader_processes} loader processes per worker"),
+        "loader": loader.get(facts.loader_processes, f"with num_workers={facts.loader_processes}"),
         "rank": slow.rank if slow else "",
         "where": slow.where if slow else "",
     }
