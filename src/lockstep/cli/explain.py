@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     from lockstep.report.read_steps import explain_all
     from lockstep.report.sources import gather
 
-    material = gather(command.sources)
+    material = gather(command.sources, "explain")
     for warning in material.warnings:
         print(printable(f"lockstep explain: warning: {warning}"), file=sys.stderr)
     verdicts = explain_all(material.runs, material.studies)
