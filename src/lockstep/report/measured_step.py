@@ -116,7 +116,7 @@ def find_slow_rank(step: MeasuredStep) -> SlowRank | None:
     phases = {phase: each for phase, each in step.phases.items() if phase != WAITING}
     over = {phase: each[rank] - medians_of_others(each)[rank] for phase, each in phases.items()}
     phase = max(over, key=lambda phase: over[phase])
-    # Loader processes that load ahead are no slower on the rank that waits for them: the others' loaded meanwhile.
+    # Loader processes that load ahead are no slower on the rank that waits for them: the others' load during that wait.
     return None if phase == "data_wait" and step.facts.loader_processes > 0 else SlowRank(rank, phase, seconds)
 
 
