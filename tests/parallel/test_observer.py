@@ -58,7 +58,8 @@ import io, os, sys, torch
 from torch import distributed as dist, multiprocessing
 
 def train(rank):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=rank, world_size=2)
+    where = f"tcp://127.0.0.1:{sys.argv[1]}" if sys.argv[2:] else "env://"  # others hang under torchrun with torch 2.8
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1 + 0.1 * rank)
     sys.stderr, is_named = io.StringIO(), torch.zeros(1)
