@@ -107,6 +107,8 @@ def _verdict(found: Comparison) -> str:
         return f"no difference above {_percent(found.interval.bound)[1:]} in the time per {found.noun}"
     if found.measured.is_certain:
         return f"unclear: B took {size}, but other work on the machine may be the cause; {AGAIN}"
+    if found.interval.high > 100:
+        return f"too few records to say; {AGAIN}"
     return f"too noisy to say: the time per {found.noun} differs by {low} to {high}; {AGAIN}"
 
 

@@ -169,3 +169,9 @@ def test_sides_that_cannot_be_compared_are_errors(tmp_path: Path, capsys: pytest
         error = capsys.readouterr().err
         assert text in error
         assert error.count("\n") == 1
+
+
+def test_runs_of_one_record_have_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (_observed(tmp_path / name, steps=1) for name in "ab")
+    assert main(["compare", str(a), str(b), "--max-slowdown", "3%"]) == 12
+    assert capsys.readouterr().out.startswith("too few records to say; run A and B in turn")
