@@ -110,8 +110,7 @@ class StragglerWatch:
         found: dict[tuple[str, str], list[tuple[int, _Streak]]] = {}
         waits = medians_of_others(waiting) if waiting else [float("inf")] * len(totals)
         for rank, (total, usual) in enumerate(zip(totals, medians_of_others(totals), strict=True)):
-            least = max(SLOWER * usual, NOTICEABLE * step_seconds)
-            if total - usual < least or total == usual or waits[rank] < WAITED * (total - usual):
+            if not slows_others(total, usual, step_seconds, waits[rank]):
                 self._streaks.pop(rank, None)
                 continue
             streak = self._streaks.setdefault(rank, _Streak())
@@ -170,6 +169,12 @@ def spread_of(seconds: Sequence[float]) -> dict[str, Any]:
     """Return the spread of a phase over the ranks, as `step` records have it."""
     low, middle, high = rounded((min(seconds), median(seconds), max(seconds)))
     return {"min": low, "median": middle, "max": high, "slowest": seconds.index(max(seconds))}
+
+
+def slows_others(seconds: float, usual: float, step_seconds: float, waits: float) -> bool:
+    """Return whether a rank slows the others down, whose own time is `usual`, and who wait so long for it in a step."""
+    more = seconds - usual
+    return more > 0 and more >= max(SLOWER * usual, NOTICEABLE * step_seconds) and waits >= WAITED * more
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lockstep.diagnosis.observed_steps import NO_FACTS, ProgramFacts
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, names
-from lockstep.diagnosis.stragglers import NOTICEABLE, SLOWER, WAITED, medians_of_others
+from lockstep.diagnosis.stragglers import medians_of_others, slows_others
 
 COMPUTE = ("forward", "backward", "metrics", "optimizer")
 TENSOR_SECONDS = 6e-5  # of forward and backward for each parameter tensor, however small the batch
@@ -111,7 +111,7 @@ def find_slow_rank(step: MeasuredStep) -> SlowRank | None:
     rank = max(range(len(own)), key=own.__getitem__)
     usual = medians_of_others(own)[rank]
     seconds, waits = own[rank] - usual, medians_of_others(step.by_rank(WAITING))[rank] - step.transfer
-    if seconds < max(SLOWER * usual, NOTICEABLE * step.seconds) or waits < WAITED * seconds:
+    if not slows_others(own[rank], usual, step.seconds, waits):
         return None
     phases = {phase: each for phase, each in step.phases.items() if phase != WAITING}
     over = {phase: each[rank] - medians_of_others(each)[rank] for phase, each in phases.items()}
