@@ -21,7 +21,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
+
+from limited_link import run_over_limited_link
 
 SECONDS = 14.0
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
@@ -64,32 +67,13 @@ PROGRAMS = {
 
 def measure(program: Slowed, flags: str, folder: Path) -> None:
     """Run a program with flags on two workers, and record its steps."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    worker = [sys.executable, __file__, "--worker", *flags.split()]
-    if not program.megabits:
-        command = [*LOCKSTEP, "run", "-np", "2", "--observe-dir", str(folder), "--", *worker]
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-        return
-    from limited_link import PORT, SUBNET, limited_link
-
-    with limited_link(program.megabits) as names:
-        jobs = []
-        for rank, name in enumerate(names):
-            where = [
-                "--nodes",
-                "2",
-                "--node-rank",
-                str(rank),
-                "--master-addr",
-                f"{SUBNET}.1",
-                "--master-port",
-                str(PORT),
-            ]
-            records = ["--observe-dir", str(folder)] if rank == 0 else []
-            command = [*LOCKSTEP, "run", *where, "-np", "1", *records, "--", *worker]
-            run = ["ip", "netns", "exec", name, *command]
-            jobs.append(subprocess.Popen(run, env=environment, stdout=subprocess.DEVNULL))
-        assert max(job.wait() for job in jobs) == 0
+    options: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL}
+    records, worker = ["--observe-dir", str(folder)], [__file__, "--worker", *flags.split()]
+    if program.megabits:
+        assert run_over_limited_link(program.megabits, worker, records, **options) == 0
+    else:
+        command = [*LOCKSTEP, "run", "-np", "2", *records, "--", sys.executable, *worker]
+        subprocess.run(command, check=True, **options)
 
 
 def explained(folder: Path) -> dict[str, Any]:
@@ -101,8 +85,8 @@ def explained(folder: Path) -> dict[str, Any]:
 def rate(folder: Path) -> float:
     """Return the median samples per second of a run's records."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    rates: list[float] = sorted(record["images_per_second"] for record in records if record["kind"] == "step")
-    return rates[len(rates) // 2]
+    rates: list[float] = [record["images_per_second"] for record in records if record["kind"] == "step"]
+    return median(rates)
 
 
 def changed_flags(program: Slowed, verdict: dict[str, Any]) -> str:

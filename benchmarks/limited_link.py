@@ -9,8 +9,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 SUBNET = "10.213.77"
 PORT = 29400
@@ -41,8 +42,15 @@ def limited_link(megabits: float) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
 
-def run_over_limited_link(megabits: float, arguments: list[str]) -> int:
-    """Run a Python program as two workers, one on each side of the link; return the largest exit code."""
+def run_over_limited_link(
+    megabits: float, arguments: Sequence[str], first_flags: Sequence[str] = (), **options: Any
+) -> int:
+    """Run a Python program as two workers, one on each side of the link; return the largest exit code.
+
+    Args:
+        first_flags: Flags of `lockstep run` on the first side.
+        options: Those of Popen.
+    """
     with limited_link(megabits) as names:
         jobs = []
         for rank, name in enumerate(names):
@@ -56,8 +64,9 @@ def run_over_limited_link(megabits: float, arguments: list[str]) -> int:
                 "--master-port",
                 str(PORT),
             ]
-            command = [sys.executable, "-m", "lockstep", "run", *flags, "-np", "1", "--", sys.executable, *arguments]
-            jobs.append(subprocess.Popen(["ip", "netns", "exec", name, *command]))
+            flags += ["-np", "1", *(first_flags if rank == 0 else ())]
+            command = [sys.executable, "-m", "lockstep", "run", *flags, "--", sys.executable, *arguments]
+            jobs.append(subprocess.Popen(["ip", "netns", "exec", name, *command], **options))
         return max(job.wait() for job in jobs)
 
 
