@@ -43,14 +43,8 @@ REMOVED = {
 }
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
-WRITERS = (
-    "check",
-    "data",
-    "explain",
-    "export",
-    "report",
-    "study",
-)  # what they print is not what they are for; jobs are similar
+# What they print is not what they are for; jobs are similar.
+WRITERS = ("check", "data", "explain", "export", "report", "study")
 NEEDED = ("torch", "torchvision", "vl_convert")  # the commands that do not use them work without them
 # Inserted before the arguments by `python -m torch.distributed.launch -m lockstep ...`; LOCAL_RANK has the same value.
 INJECTED = ("--local-rank=", "--local_rank=")

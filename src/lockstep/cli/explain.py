@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.errors import ConfigError
+from lockstep.files.output import say
 from lockstep.files.untrusted import printable
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
     material = gather(command.sources, "explain")
     for warning in material.warnings:
-        print(printable(f"lockstep explain: warning: {warning}"), file=sys.stderr)
+        say(printable(f"lockstep explain: warning: {warning}"))
     verdicts = explain_all(material.runs, material.studies)
     if not verdicts:
         raise ConfigError(
