@@ -1,4 +1,4 @@
-"""Whether this machine has more busy threads than cores."""
+"""How many cores of this machine are busy, and whether it has more busy threads than cores."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ class Oversubscription:
         return self._is_found
 
 
+class BusyCores:
+    """Measures how many of this machine's cores are busy, whichever programs use them."""
+
+    def __init__(self) -> None:
+        self._last = Reading.now()
+
+    def take(self) -> float:
+        """Return the mean number since the last call."""
+        last, self._last = self._last, Reading.now()
+        return self._last.busy_cores_since(last)
+
+
 @dataclass(frozen=True)
 class Reading:
     """The machine's counters at a time."""
@@ -50,6 +62,11 @@ class Reading:
         times, waited = psutil.cpu_times(), waited_seconds(PRESSURE)
         idle, load = float(times.idle + getattr(times, "iowait", 0.0)), os.getloadavg()[0] if waited is None else 0.0
         return cls(time.monotonic(), waited, idle, load, os.cpu_count() or 1)
+
+    def busy_cores_since(self, last: Reading) -> float:
+        """Return the mean number of busy cores since an earlier reading."""
+        seconds = max(self.time_seconds - last.time_seconds, 1e-3)
+        return round(min(max(0.0, self.cores - (self.idle_seconds - last.idle_seconds) / seconds), self.cores), 2)
 
     def is_busy_since(self, last: Reading) -> bool:
         """Return whether there were more busy threads than cores since an earlier reading."""

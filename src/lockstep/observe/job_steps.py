@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep.config.run_paths import typed_command
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps, transfer_seconds
+from lockstep.diagnosis.oversubscription import BusyCores
 from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import append_record
@@ -71,6 +72,7 @@ class JobSteps:
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
         self._comparison, self._states = ReportComparison(hosts), StateComparison(len(hosts))
         self._start = self._recorded = self._totals()
+        self._busy_cores = BusyCores()
         self._recorded_time = time.monotonic()
 
     def begin(self, hosts: Sequence[str]) -> None:
@@ -185,6 +187,7 @@ class JobSteps:
                 **({"data_wait": columns.get("data_wait", [0.0])[0] / whole} if whole else {}),
                 "phase_spread": {phase: spread_of(each) for phase, each in columns.items()},
                 "phase_seconds": {phase: rounded(each) for phase, each in columns.items()},
+                "busy_cores": self._busy_cores.take(),
             },
         )
         self._record_energy(sum(steps.interval_samples for steps in new) if len(rates) == len(new) else 0)

@@ -1,8 +1,9 @@
 """Compare the steps of two jobs: the difference of their time with its interval, and the part of a step that causes it.
 
-Other work on a machine slows all parts of a step, for seconds or for whole runs. If the runs of the two jobs alternate,
-it affects both, and the quieter half of the runs shows the difference best. Otherwise, it may explain any change of
-waits, and the median change of the computing parts; the interval then covers the difference with and without that.
+Other work on a machine slows the parts of a step, for seconds or for whole runs. Records with more busy cores than the
+others of their job are left out, if enough remain. If the runs of the two jobs alternate, other work affects both, and
+the quieter half of the runs shows the difference best. Otherwise, it may explain any change of waits, the median change
+of the computing parts, and all of a slowdown with more busy cores; the interval covers the difference without that.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ MAX_RATIO = math.log(1000.0)  # at which intervals are cut
 MAX_BLOCKS = 10  # of a run
 MAX_CORRELATION = 0.8  # of neighboring blocks
 QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
+MIN_RECORDS = 3  # of a run
 MIN_SHARE = 0.05  # of the step: shorter parts are too noisy to compare with
 SAME_BATCH = 0.01  # relative difference, as the last batch of an epoch may be smaller
+OTHER_CORES = 0.2  # busy with other work, at which a step is slower
 MAX_BOUND = 0.1  # a wider interval around no difference is unclear
 WHOLE = "all"  # the name of the step beside those of its parts
 NOT_COMPUTING = (WHOLE, "data_wait", "communication_exposed")  # the latter two depend on other processes
@@ -29,11 +32,15 @@ Pair = tuple[float, float]  # of A and B
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step (`WHOLE`) and of its known parts, its samples (0: unknown), and the Unix time of the record."""
+    """Seconds of a step (`WHOLE`) and of its known parts, its samples (0: unknown), and the Unix time of the record.
+
+    `busy_cores` are those of rank 0's host, whichever programs use them; None: unknown.
+    """
 
     seconds: Mapping[str, float]
     samples: float
     unix_time: float
+    busy_cores: float | None = None
 
 
 Job = Sequence[Sequence[StepTimes]]  # the records of each run
@@ -92,6 +99,7 @@ def compare(a: Job, b: Job) -> Comparison:
             for job, batch in zip(jobs, batches, strict=True)
         ]
     by_block = min(len(a), len(b)) == 1
+    jobs = [_undisturbed(job) for job in jobs]
     sides = [[each for run in job for each in _blocks(run, MAX_BLOCKS if by_block else 1)] for job in jobs]
     whole = (_logarithms(side, WHOLE) for side in sides)
     measured = difference(*whole, inflation=None if by_block else 1.0)
@@ -108,12 +116,31 @@ def compare(a: Job, b: Job) -> Comparison:
         own, usual = _computing(changes, seconds)
         rests = ([_beyond(each, own, usual) for each in side] for side in sides)
         interval = measured.over(difference(*rests, inflation=inflation))
+        if _slower_is_busier(sides, measured):
+            interval = interval.over(Interval(0.0, 0.0, 0.0))
     noun: Literal["step", "sample"] = "step" if has_same else "sample"
     return Comparison(measured, interval, noun, alternate, seconds, _cause(changes, seconds))
 
 
 def _per_sample(times: StepTimes, batch: float) -> StepTimes:
     return times._replace(seconds={name: seconds / batch for name, seconds in times.seconds.items()})
+
+
+def _undisturbed(job: Job) -> Job:
+    """Return the runs' records without other work, as far as known; all, if that is less than half of them."""
+    busy = sorted(each.busy_cores for run in job for each in run if each.busy_cores is not None)
+    if len(busy) < sum(map(len, job)):
+        return job
+    most = busy[len(busy) // 10] + OTHER_CORES
+    kept = [[each for each in run if each.busy_cores is not None and each.busy_cores <= most] for run in job]
+    kept = [run for run in kept if len(run) >= MIN_RECORDS]
+    return kept if 2 * sum(map(len, kept)) >= len(busy) else job
+
+
+def _slower_is_busier(sides: Sequence[Sequence[StepTimes]], measured: Interval) -> bool:
+    """Return whether more cores were busy in the slower job, so that other work may have slowed it."""
+    a, b = (median(each.busy_cores or 0.0 for each in side) for side in sides)
+    return (b - a if measured.middle > 0 else a - b) > OTHER_CORES
 
 
 def _logarithms(side: Sequence[StepTimes], name: str) -> list[float]:
@@ -165,8 +192,14 @@ def _blocks(records: Sequence[StepTimes], most: int) -> list[StepTimes]:
         part = records[index * len(records) // number : (index + 1) * len(records) // number]
         names = [name for name in part[0].seconds if all(name in each.seconds for each in part)]
         seconds = {name: median(each.seconds[name] for each in part) for name in names}
-        blocks.append(StepTimes(seconds, median(each.samples for each in part), fmean(each.unix_time for each in part)))
+        time = fmean(each.unix_time for each in part)
+        blocks.append(StepTimes(seconds, median(each.samples for each in part), time, _busy_cores(part)))
     return blocks
+
+
+def _busy_cores(records: Sequence[StepTimes]) -> float | None:
+    known = [each.busy_cores for each in records if each.busy_cores is not None]
+    return median(known) if known else None
 
 
 def _alternate(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:

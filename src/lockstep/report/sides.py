@@ -106,7 +106,8 @@ def times_of(record: Record, batch: float | None, parts: Mapping[str, float]) ->
     parts, steps = (parts, steps) if steps else ({}, samples)
     if not steps or not SMALLEST <= steps <= LARGEST:
         return []
-    return [StepTimes({**parts, WHOLE: 1 / steps}, (samples or 0.0) / steps, number(record, "unix_time") or 0.0)]
+    unix_time, busy_cores = number(record, "unix_time") or 0.0, number(record, "busy_cores")
+    return [StepTimes({**parts, WHOLE: 1 / steps}, (samples or 0.0) / steps, unix_time, busy_cores)]
 
 
 def _of_studies(material: Material) -> Side:

@@ -17,6 +17,7 @@ from torch import nn
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.diagnosis import publisher
+from lockstep.diagnosis.oversubscription import BusyCores
 from lockstep.errors import CheckpointError, NonFiniteLossError, StoppedError, plural
 from lockstep.files.untrusted import printable
 from lockstep.run.checkpoints import checkpoint_folder
@@ -115,6 +116,7 @@ class Session(Generic[P]):
     stopping: Stopping
     kept: KeptRun
     energy: JobEnergy | None = field(default=None, init=False)
+    _busy_cores: BusyCores = field(default_factory=BusyCores, init=False)
     _unrecorded: list[int | None] = field(default_factory=list)  # the repeated steps after a loss, until a step
     _saved: tuple[tuple[int, ...], bool] = ((), False)  # the newest state's place, and whether it is on disk
 
@@ -153,7 +155,8 @@ class Session(Generic[P]):
     def record(self, kind: str, **fields: Any) -> Record:
         """Store a record of now, and return it."""
         step, seconds = self.progress.step, self.progress.seconds
-        record = {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields}
+        busy = {"busy_cores": self._busy_cores.take()} if kind == "step" else {}
+        record = {"kind": kind, "step": step, "time_seconds": seconds, "unix_time": time.time(), **fields, **busy}
         for tracker in self.trackers:
             tracker.record(record)
         return record

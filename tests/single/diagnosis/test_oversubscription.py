@@ -49,3 +49,9 @@ def test_pressure_is_read_if_the_kernel_has_it(tmp_path: Path) -> None:
     assert waited_seconds(tmp_path / "cpu") is None
     (tmp_path / "cpu").write_text("some avg10=0.00 avg300=3.65 total=9000000\nfull total=0\n")
     assert waited_seconds(tmp_path / "cpu") == 9.0
+
+
+@pytest.mark.parametrize(("idle", "busy"), [(0.0, 4.0), (1.0, 3.5), (8.0, 0.0), (9.0, 0.0), (-1.0, 4.0)])
+def test_cores_that_are_not_idle_are_busy(idle: float, busy: float) -> None:
+    last = Reading(time_seconds=10.0, waited_seconds=None, idle_seconds=100.0, load=0.0, cores=4)
+    assert Reading(12.0, None, 100.0 + idle, 0.0, 4).busy_cores_since(last) == busy

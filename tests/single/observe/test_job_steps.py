@@ -60,6 +60,7 @@ def test_a_slow_rank_is_named_once_and_recorded(tmp_path: Path, capsys: pytest.C
     assert first["phase_seconds"] == {"forward": [0.01, 0.05], "reduction": [0.09, 0.05]}
     assert first["phase_spread"]["forward"] == {"min": 0.01, "median": 0.03, "max": 0.05, "slowest": 1}
     assert (first["step"], first["images_per_second"], first["steps_per_second"]) == (50, 160.0, 10.0)
+    assert 0 <= first["busy_cores"] <= (os.cpu_count() or 1)
     assert [record["step"] for record in others] == [50 * report for report in range(2, 9)]
     assert _records(tmp_path / "steps", "end")[0]["exit_code"] == 0
 

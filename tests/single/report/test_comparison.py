@@ -24,6 +24,7 @@ def _job(
     start: float = 0.0,
     samples: float = 64.0,
     seed: int = 0,
+    busy_cores: Sequence[float | None] = (),
 ) -> Job:
     """Return a job's records.
 
@@ -32,6 +33,7 @@ def _job(
         noise: Relative standard deviation of a record.
         busy: Factor of all parts in each record, from the first one on.
         start: When the first run starts; runs take 100 s and start every 200 s.
+        busy_cores: Of the records of each run, the last value being that of the rest.
     """
     draw = random.Random(f"{seed} {start} {slow}")
     job: Job = []
@@ -44,7 +46,8 @@ def _job(
                 for name, seconds in PARTS.items()
             }
             time = start + 200 * run + 100 * index / records
-            job[-1].append(StepTimes({**parts, WHOLE: sum(parts.values())}, samples, time))
+            cores = busy_cores[min(index, len(busy_cores) - 1)] if busy_cores else None
+            job[-1].append(StepTimes({**parts, WHOLE: sum(parts.values())}, samples, time, cores))
     return job
 
 
@@ -79,6 +82,27 @@ EVERYWHERE = dict.fromkeys(PARTS, 1.2)
 def test_a_known_difference_has_its_verdict(a: Job, b: Job, verdict: str, cause: str) -> None:
     found = compare(a, b)
     assert (found.verdict, found.cause) == (verdict, cause)
+
+
+SLOW_FORWARD = {"forward": 1.2}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        # other work in all of a run may slow some parts more than others
+        (_job(busy_cores=[1.0]), _job(SLOW_FORWARD, busy_cores=[1.1], start=200), "slower"),
+        (_job(busy_cores=[1.0]), _job(SLOW_FORWARD, busy_cores=[2.0], start=200), "unclear"),
+        (_job(SLOW_FORWARD, busy_cores=[2.0]), _job(busy_cores=[1.0], start=200), "unclear"),
+        (_job(busy_cores=[1.0]), _job({"forward": 0.8}, busy_cores=[2.0], start=200), "faster"),  # by more threads
+        # in some records of a run
+        (_job(busy_cores=[1.0]), _job(busy=[1.3] * 8, busy_cores=[2.0] * 8 + [1.0], start=200), "no difference"),
+        (_job(busy_cores=[1.0]), _job(busy=[1.3] * 8, start=200), "unclear"),
+        (_job(busy_cores=[1.0]), _job(busy=[1.3] * 15, busy_cores=[2.0] * 15 + [1.0], start=200), "unclear"),
+    ],
+)
+def test_other_work_on_the_cores_is_not_taken_for_the_job(a: Job, b: Job, verdict: str) -> None:
+    assert compare(a, b).verdict == verdict
 
 
 def test_different_batches_are_compared_by_sample() -> None:
