@@ -637,10 +637,7 @@ def _watch(run: Path) -> None:
     from lockstep.report.watch.frame import draw_frame
     from lockstep.report.watch.run import RunWatch
 
-    watch = RunWatch(run)
-    snapshot = watch.look(time.time())
-    while not snapshot.is_read:
-        snapshot = watch.look(time.time())
+    snapshot = RunWatch(run).look(time.time())
     shown = io.StringIO()
     Console(file=shown, width=80, force_terminal=True).print(*draw_frame(snapshot, 80, 30), sep="\n")
     assert "\x1b]" not in shown.getvalue(), "a record's text steers the terminal"

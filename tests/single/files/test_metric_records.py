@@ -41,7 +41,7 @@ def _report(folder: Path) -> list[float]:
 
 
 def _watch(folder: Path) -> list[float]:
-    return [loss for _, loss in RunWatch(folder).look(1e9).metrics.curve("loss", "val")]
+    return RunWatch(folder).look(1e9).metrics.curve("loss", "val")
 
 
 def _fit(folder: Path) -> list[float]:

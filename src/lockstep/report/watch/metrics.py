@@ -21,7 +21,6 @@ class Metrics(RunRecords):
         super().__init__(MAX_POINTS)
         self.planned_epochs = count(config, "epochs") or None
         self._max_steps = count(config, "max_steps")
-        self.top1_after: dict[int, float] = {}  # of each evaluation, by step
         self._evaluated_step: int | None = None  # in the last session
 
     def begin_session(self, record: Record) -> None:
@@ -32,13 +31,11 @@ class Metrics(RunRecords):
         super().take_epoch(split, position, record)
         if split == "val":
             self._evaluated_step = self.step
-            if (top1 := number(record, "top1")) is not None:
-                self.top1_after[self.step] = top1
 
-    def curve(self, figure: str, split: Split) -> list[tuple[float, float]]:
-        """Return the points of a figure over the epochs; of training, those of the `step` records."""
-        columns, steps = self.steps if split == "train" else self.epochs["val"], self.steps_per_epoch
-        return [(step / steps, value) for step, value in columns.points(figure)] if steps else []
+    def curve(self, figure: str, split: Split) -> list[float]:
+        """Return the values of a figure so far; of training, those of the `step` records."""
+        columns = self.steps if split == "train" else self.epochs["val"]
+        return [value for _, value in columns.points(figure)]
 
     @property
     def ending(self) -> str:
@@ -68,11 +65,6 @@ class Metrics(RunRecords):
     def script(self) -> str:
         """The command of a script with a loop of its own; "" for other runs."""
         return one_line(self.start.get("script"))
-
-    @property
-    def lacks_classes(self) -> bool:
-        """Whether there are losses, but no accuracies."""
-        return any(columns.has("loss") and not columns.has("top1") for columns in (self.steps, self.epochs["val"]))
 
     @property
     def last_step(self) -> int | None:

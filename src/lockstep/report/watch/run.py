@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,13 +27,12 @@ _OTHER_JOBS = (
     "`lockstep train`, lockstep.train.fit and `lockstep run --observe-dir DIR` write them; for other jobs, use "
     "`lockstep stacks` while they run (docs/howto/report.md)"
 )
-PORTION_BYTES = 16 << 20  # read at a time; the view is redrawn after each portion
-IO_BYTES = 64 << 10  # read from the end of the I/O records, about 200 records
+PORTION_BYTES = 16 << 20  # read at a time
+IO_BYTES = 8 << 10  # read from the end of the I/O records, about 25 records
 LOG_BYTES = 16 << 10  # read from the end of the log, enough for a traceback
-RATES = 60
 LINE = re.compile(rb"^\d{4}-\d\d-\d\d \S+ worker \d+ ([A-Z]+) ", re.MULTILINE)
 RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Interrupt|Exit)\b.*)$")
-Condition = Literal["reading", "waiting", "running", "silent", "stopped", "failed", "finished"]
+Condition = Literal["waiting", "running", "silent", "stopped", "failed", "finished"]
 
 
 class NewRecords(NamedTuple):
@@ -42,25 +40,22 @@ class NewRecords(NamedTuple):
 
     Args:
         is_new: Whether the file was replaced since the last read; earlier records are then obsolete.
-        share: Share of the file that has been read, from 0 to 1.
+        has_more: Whether the file has more complete records.
     """
 
     records: list[dict[str, Any]]
     is_new: bool = False
-    share: float = 1.0
+    has_more: bool = False
 
 
 class FollowedFile:
     """Reads records appended to a file since the last read.
 
     A resumed run replaces the file (`lockstep.files.jsonl.keep_records`); the new file is then read from its start.
-
-    Args:
-        last_bytes: Start this many bytes before the end of the file; None to start at the beginning.
     """
 
-    def __init__(self, path: Path, last_bytes: int | None = None):
-        self._path, self._last_bytes = path, last_bytes
+    def __init__(self, path: Path):
+        self._path = path
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
 
@@ -72,8 +67,7 @@ class FollowedFile:
                 file_id, size_bytes = (facts.st_dev, facts.st_ino), facts.st_size
                 is_new = file_id != self._file_id or size_bytes < self._offset
                 if is_new:
-                    self._file_id = file_id
-                    self._offset = max(0, size_bytes - self._last_bytes) if self._last_bytes else 0
+                    self._file_id, self._offset = file_id, 0
                 file.seek(self._offset)
                 data = file.read(min(most_bytes, size_bytes - self._offset))  # no larger buffer than needed
         except (OSError, ValueError):
@@ -83,63 +77,47 @@ class FollowedFile:
             whole = data  # too long for a record: skip it
         self._offset += len(whole)
         records = [record for line in whole.splitlines() if (record := parse_record(line)) is not None]
-        share = min(1.0, self._offset / size_bytes) if len(data) == most_bytes else 1.0
-        return NewRecords(records, is_new, share)
+        return NewRecords(records, is_new, len(data) == most_bytes)
 
 
+@dataclass(frozen=True)
 class WatchedWorker:
-    """Follows the files of one worker.
+    """One worker, by its files.
 
-    Attributes:
+    Args:
         last_time: Unix time of its newest I/O record; None if there is none.
-        read_rates: Read rates of its latest records, in bytes/s.
-        log_bytes: Size of its log; None if there is none.
+        read_rate: Bytes per second that it read, by that record.
         failure: The error with which its log ends; "" if it does not end with an error.
     """
 
-    def __init__(self, run: Path, rank: int):
-        self.rank = rank
-        self.last_time: float | None = None
-        self.read_rates: deque[float] = deque(maxlen=RATES)
-        self.log_bytes: int | None = None
-        self.failure = ""
-        self._io = FollowedFile(worker_file(run, rank), IO_BYTES)
-        self._log = run / "logs" / f"worker-{rank}.log"
+    rank: int
+    last_time: float | None = None
+    read_rate: float | None = None
+    failure: str = ""
 
     @property
     def has_lost_peer(self) -> bool:
         """Whether it failed only because a peer disconnected."""
         return any(message in self.failure for message in LOST_PEER)
 
-    def look(self) -> WatchedWorker:
-        """Read new records and the log."""
-        for record in self._io.read().records:
-            if record.get("kind") == KIND:
-                self._add(record)
-        self._read_log()
-        return self
 
-    def _add(self, record: Mapping[str, Any]) -> None:
-        """Add an I/O record; missing and invalid fields are ignored."""
-        time = number(record, "unix_time")
-        read, seconds = number(record, "read_bytes"), number(record, "seconds")
-        if time is None:
-            return
-        self.last_time = time
-        if read is not None and seconds and seconds > 0 and (rate := plausible(read / seconds)) is not None:
-            self.read_rates.append(rate)
+def find_worker(run: Path, rank: int) -> WatchedWorker:
+    """Read the ends of a worker's files; invalid records are skipped."""
+    time = rate = None
+    for line in reversed(_tail(worker_file(run, rank), IO_BYTES).splitlines()):
+        record = parse_record(line) or {}
+        if record.get("kind") == KIND and (time := number(record, "unix_time")) is not None:
+            read, seconds = number(record, "read_bytes"), number(record, "seconds")
+            rate = plausible(read / seconds) if read is not None and seconds and seconds > 0 else None
+            break
+    return WatchedWorker(rank, time, rate, last_error(_tail(run / "logs" / f"worker-{rank}.log", LOG_BYTES)))
 
-    def _read_log(self) -> None:
-        try:
-            size = self._log.stat().st_size
-            if size == self.log_bytes:
-                return
-            with open_plain(self._log) as file:
-                file.seek(max(0, size - LOG_BYTES))
-                self.failure = last_error(file.read())
-            self.log_bytes = size
-        except (OSError, ValueError):
-            self.log_bytes = None
+
+def _tail(path: Path, most_bytes: int) -> bytes:
+    with suppress(OSError, ValueError), open_plain(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+        return file.read(most_bytes)
+    return b""
 
 
 def last_error(log: bytes) -> str:
@@ -165,15 +143,10 @@ class RunState(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint.
-
-    Args:
-        top1: Accuracy of the evaluation after its step; None if there was none.
-    """
+    """A complete checkpoint."""
 
     step: int
     unix_time: float
-    top1: float | None
 
 
 @dataclass(frozen=True)
@@ -182,7 +155,6 @@ class RunView:
 
     Args:
         config: The contents of config.yaml; empty if it is not readable.
-        share_read: Share of metrics.jsonl that has been read; less than 1 only while a long file is first read.
     """
 
     path: Path
@@ -191,12 +163,7 @@ class RunView:
     workers: list[WatchedWorker]
     last: Checkpoint | None
     best: Checkpoint | None
-    share_read: float
     now: float
-
-    @property
-    def is_read(self) -> bool:
-        return self.share_read == 1
 
     @property
     def last_sign(self) -> float | None:
@@ -225,8 +192,6 @@ class RunView:
     def state(self) -> RunState:
         ago = f"last activity {duration(self.now - self.last_sign)} ago" if self.last_sign else ""
         failures = sorted((worker for worker in self.workers if worker.failure), key=lambda one: one.has_lost_peer)
-        if not self.is_read:
-            return RunState("reading", f"reading the records, {100 * self.share_read:.0f} %")
         if self.metrics.is_complete:
             return RunState("finished", self.metrics.ending)
         if self.metrics.ending and self.metrics.program:
@@ -254,20 +219,20 @@ class RunWatch:
         self._config: Mapping[str, Any] = {}
         self._records = FollowedFile(path / "metrics.jsonl")
         self._metrics = Metrics({})
-        self._workers: dict[int, WatchedWorker] = {}
 
     def look(self, now: float) -> RunView:
-        """Read new records, or the next portion of a long file (see `RunView.share_read`)."""
-        news = self._records.read()
-        if news.is_new or not self._config:
-            self._config = read_config(self.path)
-        if news.is_new:
-            self._metrics = Metrics(self._config)
-        self._metrics.take_all(news.records)
-        last, best = find_checkpoints(self.path, self._metrics)
-        ranks = self._ranks() if news.share == 1 else ()
-        workers = [self._workers.setdefault(rank, WatchedWorker(self.path, rank)).look() for rank in ranks]
-        return RunView(self.path, self._config, self._metrics, workers, last, best, news.share, now)
+        """Read new records."""
+        has_more = True
+        while has_more:
+            records, is_new, has_more = self._records.read()
+            if is_new or not self._config:
+                self._config = read_config(self.path)
+            if is_new:
+                self._metrics = Metrics(self._config)
+            self._metrics.take_all(records)
+        last, best = find_checkpoints(self.path)
+        workers = [find_worker(self.path, rank) for rank in self._ranks()]
+        return RunView(self.path, self._config, self._metrics, workers, last, best, now)
 
     def _ranks(self) -> range:
         """Return the ranks of the last session or, before its first record, those that have log files."""
@@ -288,18 +253,17 @@ def read_config(run: Path) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def find_checkpoints(run: Path, metrics: Metrics) -> tuple[Checkpoint | None, Checkpoint | None]:
+def find_checkpoints(run: Path) -> tuple[Checkpoint | None, Checkpoint | None]:
+    """Return the newest and the best checkpoint."""
     folder = run / "checkpoints"
     linked = os.path.basename(os.path.realpath(folder / "best"))  # also of a link to itself
     best = next((path for path in complete(folder) if path.name == linked), None)
-    return _checkpoint(newest(folder), metrics), _checkpoint(best, metrics)
+    return _checkpoint(newest(folder)), _checkpoint(best)
 
 
-def _checkpoint(path: Path | None, metrics: Metrics) -> Checkpoint | None:
-    if path is None:
-        return None
+def _checkpoint(path: Path | None) -> Checkpoint | None:
     with suppress(OSError):  # it may have been removed for newer ones
-        return Checkpoint(step_of(path), path.stat().st_mtime, metrics.top1_after.get(step_of(path)))
+        return Checkpoint(step_of(path), path.stat().st_mtime) if path else None
     return None
 
 

