@@ -219,9 +219,7 @@ class DeviceLossScaler(LossScaler):
             torch._amp_update_scale_(scale, good_steps, found_inf, FACTOR, 1 / FACTOR, INTERVAL)
             scale.clamp_(max=LARGEST)
         figures = torch.stack([1 - found_inf, scale, good_steps.float()]).to("cpu", non_blocking=True)
-        copied = accelerator.new_event(scale.device)
-        accelerator.current_stream(scale.device).record_event(copied)
-        self._coming = figures, copied
+        self._coming = figures, accelerator.current_stream(scale.device).record_event()
         return True
 
     def outcome(self) -> bool | None:

@@ -125,13 +125,6 @@ def on(stream: torch.Stream) -> Iterator[None]:
         torch.accelerator.set_device_index(index)
 
 
-def new_event(device: torch.device) -> torch.Event:
-    """Return a new event."""
-    import torch
-
-    return torch.Event(device)
-
-
 def timestamp(device: torch.device) -> Any:
     """Return an event with a time, recorded in this thread's current stream.
 

@@ -73,8 +73,9 @@ class PinnedCopies:
             yield lambda: None
             return
         import psutil
+        import torch
 
-        copied = accelerator.new_event(self._device)
+        copied = torch.Event(self._device)
         self._most_pinned = max(self._pinned, self._most_pinned)
         free = int(PINNED * psutil.virtual_memory().available / self._workers)
         self._pinned, self._limit = 0, max(free, self._most_pinned)  # torch has kept what was pinned before
