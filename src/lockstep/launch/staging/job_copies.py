@@ -26,7 +26,7 @@ from lockstep.launch.plan.job_plan import JobPlan, NodePlan, OtherNodes
 from lockstep.launch.plan.worker_variables import handed_on
 from lockstep.launch.protocol.messages import HostProcess
 from lockstep.launch.protocol.reachability import proof
-from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, named_paths, with_copies
+from lockstep.launch.staging.stage_options import ENVIRONMENT, StageOptions, path_in, with_copies
 
 SETTLE_SECONDS = 1.0  # after the first error: another host's error may be its cause
 REMOVE_SECONDS = 120.0  # for a host to remove its copies: 20 s for 97,000 files on a slow disk
@@ -164,17 +164,12 @@ class JobCopies:
     async def _find(self, plan: JobPlan, staging: StageOptions, first: HostStager) -> None:
         """Let a host find the sources."""
         environment = {**handed_on(plan.own_environment), **plan.environment}
-        paths = [source for source in staging.sources if source != ENVIRONMENT]
-        answer = await first.ask(
-            "find",
-            sources=staging.sources,
-            python_path=environment.get("PYTHONPATH", ""),
-            paths=named_paths(plan.command, paths),
-        )
-        self.by_path = answer["copies"]
-        self._arguments = {path: copy_of(path, self.by_path) for path in answer["existing"]}
-        for path in paths:
-            if not is_training(plan.command) and not any(copy_of(each, {path: path}) for each in self._arguments):
+        python_path, paths = environment.get("PYTHONPATH", ""), [*map(path_in, plan.command[1:])]
+        answer = await first.ask("find", sources=staging.sources, python_path=python_path, paths=paths)
+        self.by_path, self._arguments = answer["copies"], answer["named"]
+        for path in staging.sources:
+            is_named = path == ENVIRONMENT or any(copy_of(each, {path: path}) for each in self._arguments)
+            if not is_named and not is_training(plan.command):
                 say(f"lockstep: the command names no file in {path}; the script finds the copy by lockstep.staged")
 
 

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from lockstep.config.flags import arg
 from lockstep.errors import ConfigError
-from lockstep.files.staged import STAGED, copy_of
+from lockstep.files.staged import STAGED
 
 ENVIRONMENT = "environment"
 PREFIX = "lockstep-staged-"
@@ -94,24 +94,18 @@ def environment_folders(entries: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def with_copies(command: Sequence[str], copies: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a command whose arguments, or their parts after "=", are replaced by the copies of the paths they name.
+    """Return a command whose arguments name the copies of their paths.
 
-    The program itself is not: a copied Python would not be that of the environment.
-
-    Args:
-        copies: The copies of the paths that `named_paths` returns, as far as these exist.
+    The program itself is not replaced: a copied Python would not be that of the environment.
     """
     program, *arguments = command
-    return (program, *(each.removesuffix(_path(each)) + copies.get(_path(each), _path(each)) for each in arguments))
+    return (
+        program,
+        *(each.removesuffix(path_in(each)) + copies.get(path_in(each), path_in(each)) for each in arguments),
+    )
 
 
-def named_paths(command: Sequence[str], sources: Sequence[str]) -> list[str]:
-    """Return the arguments of a command, or their parts after "=", that are paths in one of the sources."""
-    own = dict(zip(sources, sources, strict=True))
-    return [path for path in map(_path, command[1:]) if os.path.isabs(path) and copy_of(path, own)]
-
-
-def _path(argument: str) -> str:
+def path_in(argument: str) -> str:
     """Return the path in `--flag=PATH`, or the whole argument."""
     _, is_assigned, value = argument.partition("=")
     return value if is_assigned and not argument.startswith("/") else argument

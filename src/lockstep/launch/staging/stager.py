@@ -2,7 +2,8 @@
 
 The launcher (`lockstep.launch.staging.job_copies`) sends requests over standard streams, one JSON object a line, and
 closes the streams at the end of the job; then the copies are removed. The first host reads the shared files. Each host
-passes the stream on to the next one while it unpacks it, so the file server serves each byte once.
+passes the stream on to the next one while it unpacks it, so the file server serves each byte once. Both sides of such a
+connection first prove by an HMAC over challenges that they have the job's secret.
 
 A lock file beside the folder of the copies has the host's name, and is locked until the process exits. If it is not,
 the process was killed, and this host's next job removes the folder.
@@ -11,15 +12,19 @@ the process was killed, and this host's next job removes the folder.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
 import json
 import os
+import secrets
+import select
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -28,15 +33,23 @@ from typing import IO, Any, NoReturn
 from lockstep import __version__
 from lockstep.config.values import NOTICE
 from lockstep.errors import LockstepError, first_line
+from lockstep.files.staged import copy_of
 from lockstep.files.untrusted import parse_json
-from lockstep.launch.protocol.reachability import listen
-from lockstep.launch.staging.neighbors import PassedStream, PeerError, accept, connect
+from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, listen, proof
 from lockstep.launch.staging.stage_options import ENVIRONMENT, PREFIX, environment_folders
 from lockstep.launch.staging.tar_stream import CHUNK_BYTES, CopyError, SharedSource, pack, unpack
 from lockstep.world.interfaces import addresses
 
+STALL_SECONDS = 300.0  # without a byte from the previous host, or a byte that the next one accepts
+CONNECT_SECONDS = 10.0
+ADMIT_SECONDS = 5.0  # less, because the next host may wait behind another peer
+SENDS, RECEIVES = "sends a copy", "receives a copy"
 # Executed instead of this process, whose threads may still write to the folder. Folders in it may be read-only.
 REMOVE = ("/bin/sh", "-c", '[ -L "$0" ] || chmod -R u+w "$0"; rm -rf "$0" "$0".*')
+
+
+class PeerError(LockstepError):
+    """Another host has disconnected or stalled; it reports the reason."""
 
 
 def make_folder(folder: Path) -> None:
@@ -64,6 +77,93 @@ def make_folder(folder: Path) -> None:
             raise CopyError(why) from None
         why = f"{folder} cannot be created: {error.strerror}"
         raise CopyError(f"{why}; choose another folder by --stage-dir") from None
+
+
+def accept(listeners: Sequence[socket.socket], secret: str) -> socket.socket:
+    """Return the next host's connection, and disconnect other peers.
+
+    Raises:
+        PeerError: It does not connect.
+    """
+    with ExitStack() as opened:
+        for listener in listeners:
+            opened.enter_context(listener)
+        while ready := select.select(listeners, [], [], STALL_SECONDS)[0]:
+            with suppress(OSError):
+                connection, _ = ready[0].accept()
+                if _is_proven(connection, secret, SENDS, RECEIVES, ADMIT_SECONDS):
+                    return connection
+    raise PeerError(f"the next host has not connected within {STALL_SECONDS:g} s")
+
+
+def connect(upstream: Mapping[str, int], host: str, secret: str) -> socket.socket:
+    """Connect to the previous host by its addresses and ports; some may be another machine's here.
+
+    Raises:
+        CopyError: It cannot be reached.
+    """
+    for address in upstream.items():
+        with suppress(OSError):
+            connection = socket.create_connection(address, timeout=CONNECT_SECONDS)
+            if _is_proven(connection, secret, RECEIVES, SENDS, CONNECT_SECONDS):
+                return connection
+    raise CopyError(
+        f"cannot reach {host} at any of its addresses ({', '.join(upstream)}); is there a firewall between them? "
+        "--interface names the network to use"
+    )
+
+
+def _is_proven(connection: socket.socket, secret: str, own_role: str, other_role: str, seconds: float) -> bool:
+    """Prove the secret to a peer, and return whether it has it, too; close the connection if it has not."""
+    is_proven = False
+    with suppress(OSError):
+        connection.settimeout(seconds)
+        connection.sendall(own := secrets.token_bytes(CHALLENGE_BYTES))
+        connection.sendall(proof(secret, own_role, _exactly(connection, CHALLENGE_BYTES)))
+        expected = proof(secret, other_role, own)
+        is_proven = hmac.compare_digest(_exactly(connection, len(expected)), expected)
+        connection.settimeout(STALL_SECONDS)
+    if not is_proven:
+        connection.close()
+    return is_proven
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("disconnected")
+        data += part
+    return data
+
+
+class PassedStream:
+    """A stream that is passed on to the next host as it is read. `sha256` and `size` count the bytes so far.
+
+    Args:
+        receive: Returns at most so many bytes; none at the end.
+        following: The connection to the next host.
+        names: The previous host and the next one.
+    """
+
+    def __init__(self, receive: Callable[[int], bytes], following: socket.socket | None, names: Sequence[str]) -> None:
+        self._receive, self._following, self._names = receive, following, names
+        self.sha256 = hashlib.sha256()
+        self.size = 0
+
+    def read(self, size: int, /) -> bytes:
+        peer = self._names[0]
+        try:
+            data = self._receive(size)
+            peer = self._names[1]
+            if self._following:
+                self._following.sendall(data)
+        except OSError as error:
+            raise PeerError(f"lost the connection to {peer}: {error}") from None
+        self.sha256.update(data)
+        self.size += len(data)
+        return data
 
 
 class Stager:
@@ -94,8 +194,8 @@ class Stager:
             self._following = self.pool.submit(accept, listeners, secret)
         return {"ports": {each.getsockname()[0]: each.getsockname()[1] for each in listeners}}
 
-    def find(self, sources: list[str], python_path: str, paths: list[str]) -> dict[str, Any]:
-        """Find the sources; return the copy of each path, and which of `paths` exist."""
+    def find(self, sources: list[str], python_path: str, paths: list[str]) -> dict[str, dict[str, str]]:
+        """Find the sources; return their copies, and those of `paths` that exist in them."""
         assert self.folder
         found: dict[str, tuple[str, ...]] = {source: () for source in sources if source != ENVIRONMENT}
         environment = environment_folders([*python_path.split(":"), *sys.path]) if ENVIRONMENT in sources else {}
@@ -110,9 +210,11 @@ class Stager:
             own = os.path.realpath(self.folder)  # not in most sources
             inside = tuple(os.path.join(root, each) for each in left_out)
             self._sources.append(SharedSource(root, (*inside, own), path in environment))
-        return {"copies": copies, "existing": [path for path in paths if os.path.lexists(path)]}
+        given = {path: copies[path] for path in found}
+        existing = [path for path in paths if os.path.isabs(path) and os.path.lexists(path)]
+        return {"copies": copies, "named": {path: copy for path in existing if (copy := copy_of(path, given))}}
 
-    def copy(self, upstream: dict[str, int], neighbors: tuple[str, str]) -> dict[str, Any]:
+    def copy(self, upstream: dict[str, int], neighbors: list[str]) -> dict[str, Any]:
         """Take part in making the copies; return the stream's size and SHA-256.
 
         Args:

@@ -17,10 +17,11 @@ from lockstep.launch.plan.options import LaunchOptions, plan_from
 from lockstep.launch.staging.stage_options import (
     StageOptions,
     environment_folders,
-    named_paths,
+    path_in,
     staged_variable,
     with_copies,
 )
+from lockstep.launch.staging.stager import Stager
 
 COPIES = {"/shared/data": "/tmp/copies/1/files/data", "/shared/data2": "/tmp/copies/2/files/data2"}
 PYTHON = "python{}.{}".format(*sys.version_info)
@@ -56,7 +57,7 @@ def test_arguments_in_a_staged_path_name_the_copy() -> None:
         *("/shared/data/python", "/shared/train.py", "--data=/shared/data", "/shared/data//train/../train"),
         *("/shared/data3", "x=y", "/shared/data/new"),
     ]
-    named = named_paths(command, [*COPIES])
+    named = [path for path in map(path_in, command[1:]) if copy_of(path, COPIES)]
     assert named == ["/shared/data", "/shared/data//train/../train", "/shared/data/new"]
     existing = {path: copy_of(path, COPIES) for path in named if not path.endswith("new")}
     assert with_copies(command, existing) == (
@@ -68,6 +69,17 @@ def test_arguments_in_a_staged_path_name_the_copy() -> None:
         ),
         *("/shared/data3", "x=y", "/shared/data/new"),
     )
+
+
+def test_host_finds_the_existing_paths_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    stager, data = Stager(), str(tmp_path / "data")
+    stager.folder = Path("/disk")
+    given = [data, f"{data}//train/../train", f"{data}/new", "data", str(tmp_path), "x"]
+    found = stager.find([data], "", given)
+    assert found["copies"] == {data: "/disk/0/data"}
+    assert found["named"] == {data: "/disk/0/data", f"{data}//train/../train": "/disk/0/data/train"}
 
 
 def test_script_finds_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
