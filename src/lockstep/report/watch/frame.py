@@ -160,26 +160,26 @@ def _labeled(label: str, parts: Sequence[str], width: int) -> list[Text]:
 
 
 def _checkpoints(view: RunView, width: int) -> list[Text]:
-    found = {f"{name} step {each.step:,}": each for name, each in (("last", view.last), ("best", view.best)) if each}
-    parts = [f"{name}, {duration(view.now - each.unix_time)} ago" for name, each in found.items()]
+    found = view.checkpoints.items()
+    parts = [f"{name} step {step:,}, {duration(view.now - unix_time)} ago" for name, (step, unix_time) in found]
     is_training = view.metrics.start and not view.metrics.program
     return _labeled("checkpoints", parts or ["none yet"], width) if parts or is_training else []
 
 
 def _workers(view: RunView, height: int) -> list[Text]:
-    """Return a heading and a line per worker; if there is no room for all, failed and silent ones have priority."""
+    """Return a heading and a line per worker; if there is no room for all, failed, then silent ones come first."""
     workers = view.workers
     if not workers or height < 2 or view.metrics.script:  # it has no log or I/O records of a worker
         return []
-    shown = sorted(workers, key=lambda worker: _urgency(worker, view))
+    shown = sorted(workers, key=lambda worker: (not worker.failure, worker.last_time or view.now, worker.rank))
     shown = shown[: height - 1 if len(workers) < height else height - 2]
     lines = [Text(f"{'worker':>6}  {'last activity':17}  {'reads':>10}", style="bold")]
     lines += [_worker(worker, view) for worker in sorted(shown, key=lambda worker: worker.rank)]
-    if rest := len(workers) - len(shown):
-        troubled = sum(_urgency(worker, view)[0] < 2 for worker in workers if worker not in shown)
-        state = f"{troubled} of them failed or silent" if troubled else "none failed or silent"
-        lines.append(Text(f"{'':6}  and {rest:,} more workers, {state}", style=QUIET))
-    return lines
+    return [*lines, *_rest(len(workers) - len(shown), "workers")]
+
+
+def _rest(count: int, noun: str) -> list[Text]:
+    return [Text(f"{'':6}  and {count:,} more {noun}", style=QUIET)] if count else []
 
 
 def _ranks(view: RunView, height: int) -> list[Text]:
@@ -194,24 +194,15 @@ def _ranks(view: RunView, height: int) -> list[Text]:
     for rank in ranks[: height - 1 if len(ranks) < height else height - 2]:
         cells = (f"  {_milliseconds(each[rank]):>{widths[phase]}}" for phase, each in phases.items())
         rows.append(Text(f"{rank:6}{''.join(cells)}"))
-    if rest := len(ranks) + 1 - len(rows):
-        rows.append(Text(f"{'':6}  and {rest:,} more ranks", style=QUIET))
-    return rows
-
-
-def _urgency(worker: WatchedWorker, view: RunView) -> tuple[int, float, int]:
-    """Return a sort key: failed workers first, then silent ones, then the others, longest without activity first."""
-    silent = view.now - worker.last_time if worker.last_time is not None else 0.0
-    if worker.failure:
-        return 0, 0.0, worker.rank
-    return (1 if silent > view.silent_seconds else 2), -silent, worker.rank
+    return [*rows, *_rest(len(ranks) + 1 - len(rows), "ranks")]
 
 
 def _worker(worker: WatchedWorker, view: RunView) -> Text:
-    ago = f"{duration(view.now - worker.last_time)} ago" if worker.last_time is not None else "no I/O records"
+    silent = view.now - worker.last_time if worker.last_time is not None else None
+    ago = f"{duration(silent)} ago" if silent is not None else "no I/O records"
     rate = f"{_short(worker.read_rate)}B/s" if worker.read_rate is not None else ""
-    is_silent = _urgency(worker, view)[0] == 1 and view.state.condition in ("running", "silent")
-    activity = (f"{ago:17}", "red" if is_silent else "")
+    is_alarming = (silent or 0.0) > view.silent_seconds and view.state.condition in ("running", "silent")
+    activity = (f"{ago:17}", "red" if is_alarming else "")
     return Text.assemble(f"{worker.rank:6}  ", activity, f"  {rate:>10}", (f"  {worker.failure}", "red"))
 
 

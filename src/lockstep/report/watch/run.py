@@ -142,27 +142,19 @@ class RunState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint."""
-
-    step: int
-    unix_time: float
-
-
-@dataclass(frozen=True)
 class RunView:
     """A snapshot of a run.
 
     Args:
         config: The contents of config.yaml; empty if it is not readable.
+        checkpoints: The step and the Unix time of the "last" and the "best" checkpoint, as far as there are any.
     """
 
     path: Path
     config: Mapping[str, Any]
     metrics: Metrics
     workers: list[WatchedWorker]
-    last: Checkpoint | None
-    best: Checkpoint | None
+    checkpoints: Mapping[str, tuple[int, float]]
     now: float
 
     @property
@@ -230,9 +222,8 @@ class RunWatch:
             if is_new:
                 self._metrics = Metrics(self._config)
             self._metrics.take_all(records)
-        last, best = find_checkpoints(self.path)
         workers = [find_worker(self.path, rank) for rank in self._ranks()]
-        return RunView(self.path, self._config, self._metrics, workers, last, best, now)
+        return RunView(self.path, self._config, self._metrics, workers, find_checkpoints(self.path), now)
 
     def _ranks(self) -> range:
         """Return the ranks of the last session or, before its first record, those that have log files."""
@@ -253,18 +244,16 @@ def read_config(run: Path) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def find_checkpoints(run: Path) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """Return the newest and the best checkpoint."""
+def find_checkpoints(run: Path) -> dict[str, tuple[int, float]]:
+    """Return step and Unix time of the "last" and the "best" checkpoint, as far as there are any."""
     folder = run / "checkpoints"
     linked = os.path.basename(os.path.realpath(folder / "best"))  # also of a link to itself
-    best = next((path for path in complete(folder) if path.name == linked), None)
-    return _checkpoint(newest(folder)), _checkpoint(best)
-
-
-def _checkpoint(path: Path | None) -> Checkpoint | None:
-    with suppress(OSError):  # it may have been removed for newer ones
-        return Checkpoint(step_of(path), path.stat().st_mtime) if path else None
-    return None
+    named = {"last": newest(folder), "best": next((path for path in complete(folder) if path.name == linked), None)}
+    found = {}
+    for name, path in named.items():
+        with suppress(OSError):  # it may have been removed for newer ones
+            found |= {name: (step_of(path), path.stat().st_mtime)} if path else {}
+    return found
 
 
 def find_run(named: Path | None) -> Path:

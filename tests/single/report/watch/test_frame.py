@@ -200,7 +200,7 @@ def test_of_many_workers_those_with_troubles_are_shown(new_run: NewRun, write: C
     rows = {line.split()[0]: line for line in frame.splitlines() if line.split() and line.split()[0].isdecimal()}
     assert "8 min 24 s ago" in rows["77"]
     assert "ValueError: no" in rows["88"]
-    assert f"and {100 - len(rows)} more workers, none failed or silent" in frame
+    assert f"and {100 - len(rows)} more workers" in frame
 
 
 @pytest.mark.parametrize("height", [3, 8, 40])
