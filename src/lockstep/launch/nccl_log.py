@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lockstep.world.interfaces import VIRTUAL
+
 LINE = re.compile(r"(?P<host>[\w.-]+):\d+:\d+ \[\d+\] .*?NCCL (?:INFO|WARN) (?P<text>.*)")
 VERSION = re.compile(r"(?:NCCL|RCCL) version\s*:? ?(\d[\w.+-]*)")
 NETWORK = re.compile(r"Using network (.+?)\s*$")
@@ -19,7 +21,6 @@ SOCKETS = re.compile(r"NET/Socket : Using (.*)")
 OUT_OF_BAND = re.compile(r"OOB ([^\s:]+):")
 NUMBERED = re.compile(r"\[\d+\]([^\s:]+):")
 PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
-VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "podman", "cni")
 SLOW_PROVIDERS = ("tcp", "sockets", "udp", "net")
 # A line of the log, and what it means.
 FAULTS = (
@@ -119,6 +120,6 @@ def _wrong(
     for name in used:
         if interfaces and not name.startswith(tuple(interfaces)):
             faults.append(f"NCCL uses the interface {name} instead of {', '.join(interfaces)}; add --interface")
-        elif not interfaces and name.startswith(VIRTUAL):
+        elif not interfaces and name.startswith(("lo", *VIRTUAL)):
             faults.append(f"NCCL uses the interface {name}, which reaches no other host; add --interface NAME")
     return faults

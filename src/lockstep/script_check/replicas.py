@@ -46,9 +46,9 @@ class Trained:
     local: Sequence[str]
     is_averaged: bool
 
-    def compared(self, record: Record, what: str) -> list[Any]:
-        """Return a worker's weights or gradients that should be equal."""
-        return [record[what][place] for place in self.places]
+    def gradients(self, record: Record) -> list[Any]:
+        """Return a worker's gradients that should be equal."""
+        return [record["gradients"][place] for place in self.places]
 
     def different(self, row: Sequence[Record], what: str = "weights") -> list[int]:
         """Return the places of those that differ between the workers."""
@@ -56,7 +56,7 @@ class Trained:
 
     def is_exchanged(self, row: Sequence[Record]) -> bool:
         """Whether all workers took a step with the same gradients."""
-        has_any = any(each is not None for each in self.compared(row[0], "gradients"))
+        has_any = any(each is not None for each in self.gradients(row[0]))
         return has_any and not self.different(row, "gradients")
 
     def name(self, place: int) -> str:
@@ -192,7 +192,7 @@ def _shifted(trained: Trained, number: int) -> tuple[str, str, str] | None:
     if number + 1 == len(trained.steps):
         return None
     rows = (trained.steps[each] for each in (max(number - 1, 0), number, number + 1))
-    before, now, following = ([trained.compared(each, "gradients") for each in row] for row in rows)
+    before, now, following = ([trained.gradients(each) for each in row] for row in rows)
     for one, other in permutations(range(len(now)), 2):
         if now[one] == now[other] or now[one] != following[other] or not any(now[one]):
             continue

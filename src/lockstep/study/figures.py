@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import quantiles
 from typing import Any, NamedTuple
 
@@ -44,11 +44,4 @@ def measure(work: Work, seconds: float, wait: Callable[[], None] = lambda: None)
             images += work()
         wait()
         rates.append(images / (time.perf_counter() - start))
-    return spread(rates)
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Return the quartiles of repeated measurements; a single value is returned three times."""
-    return (
-        Spread(*quantiles(values, method="inclusive")) if len(values) > 1 else Spread(values[0], values[0], values[0])
-    )
+    return Spread(*quantiles(rates, method="inclusive"))
