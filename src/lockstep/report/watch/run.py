@@ -249,7 +249,7 @@ def find_checkpoints(run: Path) -> dict[str, tuple[int, float]]:
     folder = run / "checkpoints"
     linked = os.path.basename(os.path.realpath(folder / "best"))  # also of a link to itself
     named = {"last": newest(folder), "best": next((path for path in complete(folder) if path.name == linked), None)}
-    found = {}
+    found: dict[str, tuple[int, float]] = {}
     for name, path in named.items():
         with suppress(OSError):  # it may have been removed for newer ones
             found |= {name: (step_of(path), path.stat().st_mtime)} if path else {}

@@ -49,6 +49,10 @@ def test_frame_shows_the_run_its_progress_and_its_speed(new_run: NewRun) -> None
         assert words in frame
 
 
+def test_narrow_curves_keep_their_course(new_run: NewRun) -> None:
+    assert "loss         train    0.500  █▅▃▁" in _draw(new_run(2), 40)
+
+
 def test_frame_without_accuracies_has_no_empty_chart(
     new_run: NewRun, records: Callable[[int], list[dict[str, Any]]], write: Callable[..., None]
 ) -> None:
