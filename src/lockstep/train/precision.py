@@ -137,11 +137,12 @@ class Bfloat16(Precision):
 FIRST = 2.0**16
 LARGEST = 2.0**24
 FACTOR = 2.0
-INTERVAL = 2000  # steps without overflow after which the scale grows
 
 
 class LossScaler:
-    """The loss scale: halved after an overflow, doubled after `INTERVAL` steps without one."""
+    """The loss scale: halved after an overflow, doubled after `interval` steps without one."""
+
+    interval = 2000
 
     def __init__(self, setting: float | Literal["dynamic"]):
         self.is_dynamic = setting == "dynamic"
@@ -170,7 +171,7 @@ class LossScaler:
             self._good_steps = self._good_steps + 1 if finite else 0
             if not finite:
                 self.scale /= FACTOR
-            elif self._good_steps == INTERVAL:
+            elif self._good_steps == self.interval:
                 self.scale, self._good_steps = min(LARGEST, self.scale * FACTOR), 0
         return finite
 
@@ -216,7 +217,7 @@ class DeviceLossScaler(LossScaler):
         assert scale is not None
         assert found_inf is not None
         if self.is_dynamic:
-            torch._amp_update_scale_(scale, good_steps, found_inf, FACTOR, 1 / FACTOR, INTERVAL)
+            torch._amp_update_scale_(scale, good_steps, found_inf, FACTOR, 1 / FACTOR, self.interval)
             scale.clamp_(max=LARGEST)
         figures = torch.stack([1 - found_inf, scale, good_steps.float()]).to("cpu", non_blocking=True)
         self._coming = figures, accelerator.current_stream(scale.device).record_event()

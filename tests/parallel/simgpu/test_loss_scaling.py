@@ -34,7 +34,7 @@ EVERY = (1, 5)
 
 def _overflow_at_first_and_later() -> None:
     """Choose scales with which a step overflows now and then, for the rest of this process."""
-    precision.FIRST, precision.INTERVAL = 2.0**24, 3
+    precision.FIRST, LossScaler.interval = 2.0**24, 3
 
 
 def _train(folder: Path, device: torch.device, settings: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 from safetensors.torch import load_file
-from separable import linear_net, separable
+from separable import fit_separable, linear_net, separable
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -28,16 +28,11 @@ from lockstep.train import EarlyStopping, Result, fit
 from lockstep.train.fit import configure
 from lockstep.train.inference import load_network
 
-
-def _fit(run_dir: Path, **settings: Any) -> Result:
-    """Train on 64 separable samples: 4 steps an epoch."""
-    common = {"epochs": 1, "batch_size": 16, "loader_workers": 0, "run_dir": run_dir}
-    return fit(linear_net(), separable(64, 1), separable(16, 2), **{**common, **settings})
+_fit = partial(fit_separable, epochs=1, val=16)  # 4 steps an epoch
 
 
 def test_it_learns_and_leaves_a_run(tmp_path: Path) -> None:
-    settings = {"epochs": 3, "batch_size": 16, "lr": 0.1, "loader_workers": 0, "run_dir": tmp_path / "run"}
-    result = fit(linear_net(), separable(320, 1), separable(64, 2), **settings)
+    result = _fit(tmp_path / "run", epochs=3, lr=0.1, train=320, val=64)
     assert result.samples == 64
     assert result.top1 > 0.95
     assert result.steps == 60
@@ -55,8 +50,7 @@ def test_it_learns_and_leaves_a_run(tmp_path: Path) -> None:
     ],
 )
 def test_options_learn_too(tmp_path: Path, settings: dict[str, object]) -> None:
-    common = {"epochs": 3, "batch_size": 16, "lr": 0.1, "loader_workers": 0, "run_dir": tmp_path}
-    assert fit(linear_net(), separable(330, 1), separable(64, 2), **{**common, **settings}).top1 > 0.9
+    assert fit_separable(tmp_path, **{"lr": 0.1, "train": 330, "val": 64, **settings}).top1 > 0.9
 
 
 @pytest.mark.parametrize(
@@ -80,7 +74,7 @@ def test_nan_stops_with_the_step_and_last_good_checkpoint(
 def test_an_unwritable_run_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--run-dir"):
-        fit(linear_net(), separable(32, 1), separable(16, 2), run_dir=tmp_path / "file" / "run")
+        fit_separable(tmp_path / "file" / "run")
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
@@ -273,8 +267,7 @@ def test_the_signature_has_every_setting_with_its_default() -> None:
 def test_lr_is_the_rate_of_the_steps_unless_scaling_is_asked_for(tmp_path: Path) -> None:
     rates = []
     for name, settings in (("plain", {}), ("scaled", {"lr_scaling": "linear", "lr_base_batch": 8})):
-        common = {"epochs": 1, "batch_size": 16, "schedule": "constant", "loader_workers": 0, "track": ()}
-        fit(linear_net(), separable(32, 1), separable(16, 2), lr=0.25, run_dir=tmp_path / name, **common, **settings)
+        _fit(tmp_path / name, schedule="constant", lr=0.25, train=32, **settings)
         rates += [r["lr"] for r in read_records(tmp_path / name / "metrics.jsonl") if r["kind"] == "step"]
     assert rates == [0.25, 0.5]
 
@@ -288,7 +281,7 @@ def test_paths_may_be_strings_or_paths_and_sequences_lists(tmp_path: Path) -> No
 
 def test_a_model_without_a_parameter_to_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no trainable parameters: all have requires_grad=False or"):
-        fit(linear_net().requires_grad_(False), separable(32, 1), separable(16, 2), run_dir=tmp_path)
+        fit_separable(tmp_path, linear_net().requires_grad_(False))
 
 
 class TwoHeads(nn.Linear):

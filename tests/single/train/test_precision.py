@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch import nn
 
 from lockstep.config.schema import NumericsConfig
 from lockstep.errors import ConfigError
-from lockstep.train import precision
 from lockstep.train.optim.ema import build_average
 from lockstep.train.precision import FIRST, LARGEST, LossScaler, Precision, build_precision
 from lockstep.world import accelerator
@@ -194,9 +194,9 @@ def test_a_static_scale_skips_but_stays() -> None:
     assert training.precision.loss_scale == 2.0**40  # the flag decides, not the checkpoint
 
 
-def test_the_scale_grows_after_enough_good_steps_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "INTERVAL", 3)
+def test_the_scale_grows_after_enough_good_steps_up_to_its_limit() -> None:
     scaler = LossScaler("dynamic")
+    scaler.interval = 3
     course = []
     for finite in (True, True, False, True, True, True, True, True, True):
         scaler.unscale_([torch.ones(2) if finite else torch.tensor([1.0, float("nan")])])
@@ -209,9 +209,9 @@ def test_the_scale_grows_after_enough_good_steps_up_to_its_limit(monkeypatch: py
     assert scaler.scale == LARGEST
 
 
-def test_a_scalers_state_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "INTERVAL", 3)
+def test_a_scalers_state_goes_on_where_it_was() -> None:
     first, second = LossScaler("dynamic"), LossScaler("dynamic")
+    first.interval = second.interval = 3
     for scaler, steps in ((first, 2), (second, 1)):
         if scaler is second:
             second.load_state_dict(first.state_dict())
@@ -239,8 +239,8 @@ def test_norms_that_are_kept_do_not_go_through_fp16(precision: str) -> None:
     assert torch.equal(level.weights_of(net)[1].running_var, exact)
 
 
-def test_tf32_is_set_for_forward_and_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "why_no_tf32", lambda device: "")
+def test_tf32_is_set_for_forward_and_backward_alone(accelerators: Callable[..., None]) -> None:
+    accelerators(why_no_tf32="")
     seen = []
 
     def note(gradient: torch.Tensor) -> None:
@@ -266,16 +266,18 @@ def test_tf32_is_set_for_forward_and_backward_alone(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_tf32_is_refused_without_the_hardware(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, reason: str
+    device_module: Callable[..., None], device: torch.device, reason: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
-    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: False)
+    if device == CUDA:
+        device_module(get_device_name=lambda device: "Tesla V100", is_tf32_supported=lambda: False)
     with pytest.raises(ConfigError, match=f"--precision tf32: {reason}.*; use fp32 or bf16"):
         build_precision(NumericsConfig(precision="tf32"), device)
 
 
-def test_tf32_that_the_library_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: True)
+def test_tf32_that_the_library_ignores_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device_module: Callable[..., None]
+) -> None:
+    device_module(is_tf32_supported=lambda: True)
     assert accelerator.why_no_tf32(CUDA) == ""
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     assert accelerator.why_no_tf32(CUDA) == "it needs HIPBLASLT_ALLOW_TF32=1 with this torch"

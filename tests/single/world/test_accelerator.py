@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -79,36 +79,43 @@ def test_the_rule_finds_what_it_forbids() -> None:
     ],
 )
 def test_devices_are_distinguished_by_their_identity(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], variables: dict[str, str], identity: str
+    device_module: Callable[..., None], said: dict[str, Any], variables: dict[str, str], identity: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**said))
+    device_module(get_device_properties=lambda device: SimpleNamespace(**said))
     assert accelerator.identity(CUDA, variables) == identity
 
 
-def test_rocm_devices_with_zero_uuid_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0000", pci_bus_id=device.index)
-    )
+def test_rocm_devices_with_zero_uuid_are_distinguished(device_module: Callable[..., None]) -> None:
+    device_module(get_device_properties=lambda device: SimpleNamespace(uuid="0000", pci_bus_id=device.index))
     assert accelerator.identity(CUDA, {}) != accelerator.identity(torch.device("cuda", 2), {})
 
 
-def test_sums_are_in_float64_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_in_float64_where_the_device_has_it(device_module: Callable[..., None]) -> None:
     assert accelerator.sum_dtype(torch.device("cpu")) == accelerator.sum_dtype(CUDA) == torch.float64
     assert accelerator.sum_dtype(torch.device("mps")) == torch.float32
     for has_fp64 in (False, True):
-        monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _, has=has_fp64: SimpleNamespace(has_fp64=has))
+        device_module(get_device_properties=lambda _, has=has_fp64: SimpleNamespace(has_fp64=has))
         assert accelerator.sum_dtype(torch.device("xpu", 0)) == (torch.float64 if has_fp64 else torch.float32)
 
 
-def test_nccl_takes_instances_of_a_gpu_for_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hip", "cards"), [(None, 1), ("6.4", 2)])  # RCCL connects parts of a device
+def test_nccl_takes_instances_of_a_gpu_for_one_card(
+    monkeypatch: pytest.MonkeyPatch, device_module: Callable[..., None], hip: str | None, cards: int
+) -> None:
     def describe(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(uuid=f"MIG {device.index}", pci_domain_id=0, pci_bus_id=65, pci_device_id=0)
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", describe)
-    cards = [accelerator.card(torch.device("cuda", index)) for index in (0, 1)]
-    assert cards == ["PCI address 0000:41:00"] * 2
-    monkeypatch.setattr(torch.version, "hip", "6.4")  # RCCL connects parts of a device
-    assert len({accelerator.card(torch.device("cuda", index)) for index in (0, 1)}) == 2
+    device_module(get_device_properties=describe)
+    _change(monkeypatch, torch.version, hip=hip)
+    found = {accelerator.card(torch.device("cuda", index)) for index in (0, 1)}
+    assert len(found) == cards
+    assert hip or found == {"PCI address 0000:41:00"}
+
+
+def _change(monkeypatch: pytest.MonkeyPatch, owner: Any, **attributes: Any) -> None:
+    """Set attributes of torch, which it may lack."""
+    for name, value in attributes.items():
+        monkeypatch.setattr(owner, name, value, raising=False)
 
 
 class Group:
@@ -128,8 +135,7 @@ def test_groups_of_nccl(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
     class Newer(Group):
         pass
 
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-    monkeypatch.setattr(dist, "ProcessGroupNCCL2", Newer, raising=False)
+    _change(monkeypatch, dist, ProcessGroupNCCL=Group, ProcessGroupNCCL2=Newer)
     if not newer:
         monkeypatch.delattr(dist, "ProcessGroupNCCL2")
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun and our node processes set it
@@ -148,11 +154,13 @@ def test_groups_of_nccl(monkeypatch: pytest.MonkeyPatch, newer: bool) -> None:
 
 
 @pytest.mark.parametrize("extended", [True, False])
-def test_groups_of_a_backend_that_another_package_registers(monkeypatch: pytest.MonkeyPatch, extended: bool) -> None:
+def test_groups_of_a_backend_that_another_package_registers(
+    monkeypatch: pytest.MonkeyPatch, accelerators: Callable[..., None], extended: bool
+) -> None:
     made: list[Any] = []
     plugin = dist.Backend._BackendPlugin(lambda *arguments: made.extend(arguments) or "group", extended)
     monkeypatch.setitem(dist.Backend._plugins, "HCCL", plugin)
-    monkeypatch.setattr(accelerator, "backend", lambda kind: "hccl")
+    accelerators(backend="hccl")
     store, patience = dist.HashStore(), timedelta(days=1)
     assert accelerator.group(store, 1, 2, torch.device("privateuseone", 1), patience) == "group"
     if extended:
@@ -169,7 +177,7 @@ def test_a_device_without_a_backend_has_no_collectives() -> None:
 @pytest.mark.parametrize("has_options", [True, False])
 def test_groups_of_xccl(monkeypatch: pytest.MonkeyPatch, has_options: bool) -> None:
     kind = Group if has_options else type("Older", (), {"__init__": Group.__init__})
-    monkeypatch.setattr(dist, "ProcessGroupXCCL", kind, raising=False)
+    _change(monkeypatch, dist, ProcessGroupXCCL=kind)
     made = accelerator.group(None, 0, 2, torch.device("xpu", 0), timedelta(hours=1))
     assert len(made.arguments) == (4 if has_options else 3)
     if has_options:
@@ -205,8 +213,9 @@ def test_a_machine_without_a_device() -> None:
 def test_cudnn_times_its_kernels_unless_torch_is_deterministic(
     kind: str, deterministic: bool, hip: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    _change(monkeypatch, torch.backends.cudnn, benchmark=False)
+    _change(monkeypatch, torch.version, hip=hip)
+    torch.use_deterministic_algorithms(deterministic)
     accelerator.tune(torch.device(kind, 0))
+    torch.use_deterministic_algorithms(False)
     assert torch.backends.cudnn.benchmark is expected

@@ -276,14 +276,25 @@ def test_slurm_shell_is_not_a_worker(environment: dict[str, str]) -> None:
     assert RankInfo.from_environment(environment) == RankInfo()
 
 
-def test_a_terminals_shell_among_several_tasks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = {**SLURM, "SLURM_PTY_PORT": "4", "SLURM_TASK_PID": "1"}
-    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    with pytest.raises(WorldError, match=r"one of 8 tasks .*srun --overlap"):
-        RankInfo.from_environment(environment)
-    assert RankInfo.from_environment({**environment, "SLURM_TASK_PID": str(os.getpid())}).size == 8  # srun --pty python
-    monkeypatch.setattr(os, "isatty", lambda descriptor: False)  # a step that was started in such a shell
-    assert RankInfo.from_environment(environment).size == 8
+@pytest.mark.parametrize(
+    ("is_terminal", "task"),
+    [
+        (True, "1"),
+        (True, "this process"),  # srun --pty python
+        (False, "1"),  # a step that was started in such a shell
+    ],
+)
+def test_a_terminals_shell_among_several_tasks_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, task: str
+) -> None:
+    number = str(os.getpid()) if task == "this process" else task
+    environment = {**SLURM, "SLURM_PTY_PORT": "4", "SLURM_TASK_PID": number}
+    monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
+    if is_terminal and task == "1":
+        with pytest.raises(WorldError, match=r"one of 8 tasks .*srun --overlap"):
+            RankInfo.from_environment(environment)
+    else:
+        assert RankInfo.from_environment(environment).size == 8
 
 
 @pytest.mark.parametrize(
@@ -320,6 +331,12 @@ def test_disagreeing_variables_of_two_mpis_are_both_named() -> None:
         RankInfo.from_environment({**MPICH, **ALONE_IN_OPEN_MPI})
 
 
+@pytest.fixture
+def _no_warning_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
+
+
+@pytest.mark.usefixtures("_no_warning_yet")
 @pytest.mark.parametrize(
     ("environment", "names"),
     [
@@ -329,19 +346,16 @@ def test_disagreeing_variables_of_two_mpis_are_both_named() -> None:
     ],
 )
 def test_worker_of_a_smaller_job_than_started_is_warned_once(
-    environment: dict[str, str], names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    environment: dict[str, str], names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
     assert [RankInfo.from_environment(environment).size for _ in range(2)] == [1, 1]
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"lockstep: warning: .*'s variables make this worker rank 0 of 1, but ", line)
     assert all(name in line for name in names)
 
 
-def test_pmix_rank_without_a_world_size_is_not_a_job(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lockstep.world.launcher_environment._warnings", set())
+@pytest.mark.usefixtures("_no_warning_yet")
+def test_pmix_rank_without_a_world_size_is_not_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorldError, match="PMIX_RANK=1 is set, but not the number of workers"):
         RankInfo.from_environment({"PMIX_RANK": "1"})
     assert RankInfo.from_environment({"PMIX_RANK": "0"}) == RankInfo()

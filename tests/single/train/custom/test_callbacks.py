@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 import torch
 from runs import final_weights
-from separable import linear_net, separable
+from separable import fit_separable
 from worker_group import run_in_workers
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.run.checkpoints.checkpoint_format import verify
-from lockstep.train import Callback, EarlyStopping, Result, TrainingState, fit
+from lockstep.train import Callback, EarlyStopping, Result, TrainingState
 from lockstep.train.monitoring.history import History
 from lockstep.world.world import World
 
 
 def _fit(path: Path, *callbacks: Any, **settings: Any) -> Result:
-    common: dict[str, Any] = {"epochs": 3, "batch_size": 16, "loader_workers": 0, "track": (), "run_dir": path}
-    return fit(linear_net(), separable(64, 1), separable(32, 2), callbacks=callbacks, **{**common, **settings})
+    return fit_separable(path, callbacks=callbacks, **settings)
 
 
 class Diary(Callback):
@@ -216,9 +215,7 @@ class Count(Callback):
 
 
 def _fit_until_it_stops(path: Path, *callbacks: Callback) -> Result:
-    settings: dict[str, Any] = {"epochs": 20, "batch_size": 32, "loader_workers": 0, "track": (), "lr": 1e-9}
-    train, val = separable(64, 1), separable(32, 2)
-    return fit(linear_net(), train, val, callbacks=callbacks, run_dir=path, resume="auto", **settings)
+    return _fit(path, *callbacks, epochs=20, batch_size=32, lr=1e-9, resume="auto")
 
 
 def test_run_ends_early_and_stays_ended_when_resumed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from separable import linear_net, separable
+from separable import fit_separable, linear_net, separable
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
@@ -20,7 +20,7 @@ from worker_group import on_workers, run_in_workers
 
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
-from lockstep.train import Result, fit
+from lockstep.train import fit
 from lockstep.train.metrics import CustomLoss, Measured, Measures
 from lockstep.world.world import World
 
@@ -139,9 +139,7 @@ def test_what_cannot_be_a_metric_is_named(tmp_path: Path, metrics: dict[str, Any
 CPU = torch.device("cpu")
 
 
-def _fit(path: Path, **settings: Any) -> Result:
-    common: dict[str, Any] = {"epochs": 2, "batch_size": 16, "loader_workers": 0, "track": (), "run_dir": path}
-    return fit(linear_net(), separable(330, 1), separable(64, 2), **{**common, **settings})
+_fit = partial(fit_separable, epochs=2, train=330, val=64)
 
 
 @pytest.mark.parametrize(

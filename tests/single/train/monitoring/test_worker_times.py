@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from lockstep.diagnosis.phases import PHASES
 from lockstep.diagnosis.stragglers import REPORTS
 from lockstep.train.monitoring import worker_times
 from lockstep.train.monitoring.worker_times import ReportInterval, Times, WorkerTimes
-from lockstep.world import accelerator
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
@@ -134,12 +133,15 @@ def _wait_share(clocks: Clocks, seconds_of_step: float) -> float:
     ],
 )
 def test_waiting_for_data_is_timed_on_devices_with_streams(
-    seconds_of_step: float, on_host: float, on_device: float, monkeypatch: pytest.MonkeyPatch
+    seconds_of_step: float,
+    on_host: float,
+    on_device: float,
+    monkeypatch: pytest.MonkeyPatch,
+    accelerators: Callable[..., None],
 ) -> None:
     clocks = Clocks()
     monkeypatch.setattr(worker_times.time, "perf_counter", lambda: clocks.host)
     assert _wait_share(clocks, seconds_of_step) == pytest.approx(on_host, abs=0.02)
     clocks.__init__()  # type: ignore[misc]
-    monkeypatch.setattr(accelerator, "overlaps", lambda device: True)
-    monkeypatch.setattr(accelerator, "timestamp", lambda device: clocks.timestamp())
+    accelerators(overlaps=True, timestamp=lambda device: clocks.timestamp())
     assert _wait_share(clocks, seconds_of_step) == pytest.approx(on_device, abs=0.02)
