@@ -34,7 +34,7 @@ def built() -> Path:
         MissingCompilerError: There is no compiler, or Python's headers are missing.
         RuntimeError: The source does not compile.
     """
-    target = _cache() / _key() / f"{NAME}.so"
+    target = _cache() / key_of(SOURCES) / f"{NAME}.so"
     if target.exists():
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
@@ -60,9 +60,9 @@ def _cache() -> Path:
     return folder
 
 
-def _key() -> str:
+def key_of(sources: Path) -> str:
     digest = hashlib.sha256(" ".join([*_flags(), str(torch.version.git_version)]).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(sources.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
 

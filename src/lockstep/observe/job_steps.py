@@ -25,7 +25,6 @@ from lockstep.files.output import say
 from lockstep.script_check.state_comparison import StateComparison
 
 RECORDS = "metrics.jsonl"
-RECORD_SECONDS = 1.0  # between two records, at least
 KEPT_RECORDS = 100
 
 
@@ -43,7 +42,7 @@ class JobSteps:
         kept: The last `run` record and the newest others, also without a folder.
     """
 
-    def __init__(self, program: Sequence[str], folder: Path | None = None) -> None:
+    def __init__(self, program: Sequence[str], folder: Path | None = None, record_seconds: float = 1.0) -> None:
         if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"folder of records {folder}: exists and is not an empty folder; choose another")
         try:
@@ -52,7 +51,7 @@ class JobSteps:
         except OSError as error:
             raise ConfigError(f"folder of records {folder}: {error.strerror}") from None
         self._program = shlex.join(program)
-        self._folder = folder
+        self._folder, self._record_seconds = folder, record_seconds
         self._writer: RecordWriter | None = None
         self.kept: list[Mapping[str, Any]] = []
         self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier generations
@@ -113,7 +112,7 @@ class JobSteps:
         if not self._has_begun and len(newest) == len(self._processes):
             self._has_begun = True
             self._record_energy(0)  # of the start of the workers
-        if time.monotonic() - self._recorded_time >= RECORD_SECONDS:
+        if time.monotonic() - self._recorded_time >= self._record_seconds:
             self._record_steps()
 
     def _record_io(self, process: ProcessSteps) -> None:

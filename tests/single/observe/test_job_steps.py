@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import largest_file
 
 from lockstep.diagnosis.observed_steps import PHASES, WAITS, ObservedSteps, ProcessSteps, ProgramFacts
 from lockstep.diagnosis.trained_state import TrainedState
@@ -17,14 +18,10 @@ from lockstep.files.io_records import job_io, worker_file
 from lockstep.files.io_totals import IoTotals
 from lockstep.files.jsonl import read_records
 from lockstep.observe import job_steps
-from lockstep.observe.job_steps import KEPT_RECORDS, JobSteps
+from lockstep.observe.job_steps import KEPT_RECORDS
 
 PROGRAM = ("python", "train.py")
-
-
-@pytest.fixture(autouse=True)
-def records_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_steps, "RECORD_SECONDS", 0.0)
+JobSteps = partial(job_steps.JobSteps, record_seconds=0.0)
 
 
 def _observed(report: int, forward: float, samples: int | None = 400) -> ObservedSteps:
@@ -226,13 +223,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_ends_only_the_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     steps = JobSteps(PROGRAM, tmp_path / "steps")
     steps.begin(["", ""])
-    assert steps._writer
-    steps._writer._file.close()
-    steps._writer._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
-    for report in range(1, 9):
-        steps.add(*_message(report, 0.01, 0.05))
+    with largest_file(0):
+        for report in range(1, 9):
+            steps.add(*_message(report, 0.01, 0.05))
     errors = capsys.readouterr().err
-    assert errors.count("No space left on device; the job's steps are not recorded") == 1
+    assert errors.count("File too large; the job's steps are not recorded") == 1
     assert "rank 1 slows all others down" in errors
     steps.close(0)
 

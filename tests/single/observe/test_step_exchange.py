@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from time_limits import wait_until
 
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import WAITING
@@ -17,6 +18,7 @@ from lockstep.observe.job_steps import JobSteps
 from lockstep.observe.step_exchange import StepExchange, StoreWatch
 
 TIMEOUT_SECONDS = 30
+WATCH = "lockstep-store-watch"
 
 
 class Counted:
@@ -46,16 +48,13 @@ def test_a_check_runs_until_close_and_then_finishes() -> None:
     assert counted.third.wait(TIMEOUT_SECONDS)
     assert not finished
     watch.close()
-    watch._thread.join(TIMEOUT_SECONDS)
-    assert not watch._thread.is_alive()
-    assert len(finished) == 1
+    wait_until(lambda: len(finished) == 1)
 
 
 def test_the_thread_ends_when_the_store_is_closed() -> None:
     counted, finished = Counted(fails_at=2), list[Any]()
     watch = StoreWatch(_store(), counted.check, 0.01, finished.append)
-    watch._thread.join(TIMEOUT_SECONDS)
-    assert not watch._thread.is_alive()
+    wait_until(lambda: counted.runs == 2 and WATCH not in [thread.name for thread in threading.enumerate()])
     assert (counted.runs, finished) == (2, [])
     watch.close()
 
