@@ -98,17 +98,6 @@ def test_every_command_explains_itself_without_torch() -> None:
         done.stdout = rest
 
 
-@pytest.mark.parametrize("flags", [[], ["--follow", "17"], ["--cancel", "17", "18"], ["--help"]])
-def test_removed_command_names_what_to_use(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", *flags]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(
-        "lockstep jobs: error: this command was removed; use the scheduler's own commands: squeue"
-    )
-    assert printed.count("\n") == 1
-    assert all(name in printed for name in ("qstat", "flux jobs", "scancel", "qdel", "flux cancel", "tail -F"))
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("lockstep 0.")
@@ -123,12 +112,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "imagenet"], "put its train/ and val/ class folders"),
         (["train", "--config", "mnits"], "did you mean mnist?"),
         (["train", "-a", "resnet19", "--epochs", "1"], "did you mean resnet18?"),
-        (["train", "-e"], "--evaluate needs a checkpoint"),
         (["train", "-np", "2", "--strategy", "single"], "use --strategy ddp"),
         (["train", "-np", "3", "--global-batch-size", "2"], "make it 3 or more"),
-        (["train", "-b", "8", "--global-batch-size", "16"], "contradict"),
-        (["train", "mnist", "--data", "a:b"], "contradict"),
-        (["train", "--resume", "nowhere"], "is not a checkpoint and contains none"),
         (["data", "get", "mnits"], "did you mean mnist?"),
         (["data", "get", "digits"], "cannot be downloaded"),
         (["eval", "nowhere"], "is not a checkpoint and contains none"),
@@ -150,14 +135,6 @@ def test_print_config_is_a_recipe_that_gives_the_same_again(here: Path, capsys: 
     Path("mine.yaml").write_text(printed)
     assert main(["train", "--config", "mine.yaml", "--print-config"]) == 0
     assert capsys.readouterr().out == printed
-
-
-def test_flags_override_the_recipe_and_the_other_batch_size(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.yaml").write_text("batch_size: 7\nepochs: 3\noptim: {lr: 1e-4}\n")
-    main(["train", "--config", "mine.yaml", "--global-batch-size", "12", "--print-config"])
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert (printed["batch_size"], printed["global_batch_size"]) == (None, 12)
-    assert (printed["epochs"], printed["optim"]["lr"]) == (3, 1e-4)
 
 
 def test_a_run_folder_has_everything_and_serves_eval_and_predict(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

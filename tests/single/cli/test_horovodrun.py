@@ -182,7 +182,6 @@ def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, messag
         (["python", "x.py"], "missing -np, the number of workers"),
         (["-np", "2", "train.py"], "train.py: command not found; to run a script, put `python` before it"),
         (["-np", "2", "python", "nosuch.py"], "nosuch.py: no such file"),
-        (["-np", "3", "-H", "node7:2", "python"], "the hosts have 2 slots"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(

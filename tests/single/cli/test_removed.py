@@ -80,6 +80,10 @@ def test_loading_study_takes_the_flags_of_training(flags: str, capsys: pytest.Ca
         ("script lsf --force -- true", "script: error: --force: removed; write the script to a file with > FILE"),
         ("data pack a b --format webp", "data: error: --format: removed; images larger than --short-side become JPEG"),
         ("data pack a b --quality=80", "data: error: --quality: removed; images larger than --short-side become JPEG"),
+        *(
+            (f"jobs{flags}", "jobs: error: this command was removed; use the scheduler's own commands: squeue --me, ")
+            for flags in ("", " --cancel 17 18", " --help")
+        ),
         ("submit pbs --dry-run -- true", "submit: error: --dry-run: removed; `lockstep script` prints the script"),
     ],
 )

@@ -98,15 +98,6 @@ def test_vgg16_keeps_the_rate_of_the_network_with_batch_norm(recipe: str) -> Non
     assert rate("my/photos", "-a", "vgg11", "--image-size", "64") == 0.01  # there is torchvision's only
 
 
-def test_imagenets_recipe_is_the_published_one() -> None:
-    job = parse_train(["imagenet"]).job
-    assert (job.model.arch, job.epochs, job.batch_size, job.data.source) == ("resnet50", 90, 32, "imagenet")
-    optim = job.optim
-    assert (optim.schedule, optim.warmup_epochs, optim.lr_milestones, optim.lr_gamma) == ("step", 5, (30, 60, 80), 0.1)
-    assert (optim.lr, optim.lr_base_batch, optim.lr_scaling) == (0.1, 256, "linear")
-    assert (optim.momentum, optim.nesterov, optim.weight_decay, optim.label_smoothing) == (0.9, False, 1e-4, 0)
-
-
 def test_the_outcome_for_a_network_can_be_written_and_read_back(tmp_path: Path) -> None:
     assert parse_train(["imagenet", "-a", "vgg11", "--lr", "0.3"]).job.optim.lr == 0.3
     outcome = parse_train(["imagenet", "-a", "vgg11"]).job

@@ -87,10 +87,3 @@ def test_count_of_skipped_steps_is_not_averaged(tmp_path: Path) -> None:
     records = [step_record(step, skipped_steps=step // 7_000) for step in range(1, 10_001)]
     run, _ = _read(make_run(tmp_path, [start_record(), *records]))
     assert (len(run.steps["loss"]), run.steps["skipped_steps"].values[-1]) == (2_000, 1)
-
-
-def test_other_records_alone_are_not_a_run(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    folder = make_run(tmp_path, [{"kind": "other"}])
-    assert read_run(folder / "metrics.jsonl", warnings.append) is None
-    assert warnings == [f"{folder / 'metrics.jsonl'}: skipped, as it has no records of a run yet"]

@@ -36,7 +36,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_reported(tmp_path: Path) ->
     (run / "environment.json").unlink()
     (run / "config.yaml").write_text("a: [")
     (tmp_path / "empty").mkdir()
-    make_run(tmp_path / "begun", [])
+    make_run(tmp_path / "begun", [{"kind": "other"}])
     study = write_lines(tmp_path / "scaling.jsonl", [scaling_record(1)], 'broken\n\n[1]\n{"a"')
     found = gather([run, tmp_path / "none", tmp_path / "empty", tmp_path / "begun", study])
     assert (len(found.runs), len(found.studies)) == (1, 1)

@@ -203,17 +203,10 @@ def test_a_mean_over_tokens_is_weighted(tmp_path: Path) -> None:
     assert _losses(tmp_path) == [4, 4, 4, 4, 4, 2]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"loader": {"batch_size": 4, "seed": 1}}, "seed 0, not 1"),
-        ({"options": {"more": nn.Linear(2, 2)}}, "states .*, not .*'more'"),
-    ],
-)
-def test_another_job_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_other_states_are_refused(tmp_path: Path) -> None:
     Loop(tmp_path, loader={"batch_size": 4}).train_on(1)
-    with pytest.raises(CheckpointError, match=f"belongs to another job: it was made with .*{message}"):
-        Loop(tmp_path, **{"loader": {"batch_size": 4}, **change})
+    with pytest.raises(CheckpointError, match=r"belongs to another job: it was made with .*states .*, not .*'more'"):
+        Loop(tmp_path, options={"more": nn.Linear(2, 2)}, loader={"batch_size": 4})
 
 
 def _without_weight(loop: Loop) -> None:

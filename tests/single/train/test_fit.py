@@ -6,8 +6,6 @@ import dataclasses
 import inspect
 import json
 import math
-import multiprocessing
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -92,17 +90,6 @@ def test_a_run_without_a_folder_is_named_after_data_and_model(tmp_path: Path, mo
     result = fit(linear_net(), separable(64, 1), separable(16, 2), max_steps=1)
     assert result.run_dir.parent == Path("runs")
     assert result.run_dir.name.startswith("TensorDataset-Sequential-2")
-
-
-def test_a_loader_process_that_dies_is_named(tmp_path: Path) -> None:
-    class Deadly(TensorDataset):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-            if multiprocessing.parent_process() is not None and index == 200:
-                os.kill(os.getpid(), 9)
-            return super().__getitem__(index)
-
-    with pytest.raises(LoaderError, match="a loader process exited"):
-        fit(linear_net(), Deadly(*separable(320, 1).tensors), separable(64, 2), loader_workers=2, run_dir=tmp_path)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -50,12 +50,6 @@ def failing(state: Told, *errors: BaseException) -> Callable[[Told], str]:
     return run_fn(train, lambda: state.calls.append("reset"))
 
 
-def test_a_function_that_ends_runs_once() -> None:
-    state = Told()
-    assert failing(state)(state) == "done"
-    assert state.calls == ["sync", "train"]
-
-
 def test_a_lost_worker_costs_what_was_not_committed() -> None:
     state = Told()
     assert failing(state, HorovodInternalError("gone"))(state) == "done"

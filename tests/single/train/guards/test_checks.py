@@ -45,10 +45,6 @@ def _said(theirs: Any, ours: Any = OWN) -> str:
     return difference(["a", "b", "c"], [ours, copy.deepcopy(ours), theirs])
 
 
-def test_equal_workers_have_no_difference() -> None:
-    assert _said(copy.deepcopy(OWN)) == ""
-
-
 @pytest.mark.parametrize(
     ("part", "name", "value", "words"),
     [
