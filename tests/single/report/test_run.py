@@ -14,23 +14,25 @@ def _run(name: str, config: dict[str, Any] | None = None, **start: Any) -> Run:
     return Run(Path("runs") / name, name, start, [start["workers"]] if "workers" in start else [], config=config or {})
 
 
-def test_a_lone_run_has_its_folder_s_name() -> None:
-    assert distinct_names([_run("first", workers=2)]) == ["first"]
-
-
-def test_only_what_differs_is_in_the_names() -> None:
-    runs = [_run(str(count), arch="resnet18", workers=count, global_batch=64 * count) for count in (1, 16)]
-    assert distinct_names(runs) == ["1 worker, batch 64", "16 workers, batch 1,024"]
-
-
-def test_the_seed_stands_only_where_runs_would_else_be_alike() -> None:
-    seeds = [_run(f"{count}-{seed}", {"seed": seed}, workers=count) for count, seed in ((1, 0), (2, 1), (2, 2))]
-    assert distinct_names(seeds) == ["1 worker", "2 workers, seed 1", "2 workers, seed 2"]
-
-
-def test_runs_with_equal_settings_are_named_by_their_folders() -> None:
-    assert distinct_names([_run("a"), _run("b")]) == ["a", "b"]
-    assert distinct_names([_run("a"), _run("a")]) == ["a (1)", "a (2)"]
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        ([_run("first", workers=2)], ["first"]),
+        (
+            [_run(str(count), arch="resnet18", workers=count, global_batch=64 * count) for count in (1, 16)],
+            ["1 worker, batch 64", "16 workers, batch 1,024"],
+        ),
+        (
+            [_run(f"{count}-{seed}", {"seed": seed}, workers=count) for count, seed in ((1, 0), (2, 1), (2, 2))],
+            ["1 worker", "2 workers, seed 1", "2 workers, seed 2"],
+        ),
+        ([_run("a"), _run("b")], ["a", "b"]),
+        ([_run("a"), _run("a")], ["a (1)", "a (2)"]),
+    ],
+    ids=["alone", "only what differs", "the seed where nothing else differs", "folders", "equal folders"],
+)
+def test_names_have_what_distinguishes_runs(runs: list[Run], names: list[str]) -> None:
+    assert distinct_names(runs) == names
 
 
 def test_names_are_distinct_even_if_a_field_is_missing() -> None:

@@ -141,6 +141,12 @@ def test_fewer_than_three_counts_are_refused() -> None:
         fit(series)
 
 
+def test_counts_that_were_not_measured_are_refused() -> None:
+    expected = "no measurements with 3 and 5 workers; measured numbers of workers: 1, 2 and 4"
+    with pytest.raises(DataError, match=expected):
+        fit(Job("weak", 0.1).series((1, 2, 4)), (1, 3, 5))
+
+
 def test_published_v100_series_is_predicted_from_three_points() -> None:
     model = fit(published()["imagenet"], (4, 8, 16))
     limits = {32: 0.05, 64: 0.10}

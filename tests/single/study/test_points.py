@@ -45,6 +45,11 @@ def test_each_repeat_has_every_point_once_in_an_order_of_its_own() -> None:
     assert [point.repeat for point in points] == sorted(point.repeat for point in points)
 
 
+def test_the_same_number_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be different numbers of workers"):
+        plan_points(CONFIG, [2, 2], ("weak",), 1, seed=0)
+
+
 @pytest.mark.parametrize("flags", [["-b", "16"], [], ["--global-batch-size", "64"], ["-b", "8", "--accumulate", "2"]])
 def test_the_measured_job_has_the_batch_of_its_point(flags: list[str]) -> None:
     config = parse_train(["digits", *flags]).job

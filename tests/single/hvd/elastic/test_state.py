@@ -115,14 +115,6 @@ def test_without_a_commit_the_beginning_comes_back() -> None:
     assert state.epoch == 0
 
 
-def test_attributes_are_what_was_given() -> None:
-    model, optimizer, history = new_model(), None, [1.0]
-    state = TorchState(model=model, optimizer=optimizer, history=history)
-    assert state.model is model
-    assert state.optimizer is None
-    assert state.history is history
-
-
 def test_objects_are_saved_as_deep_copies() -> None:
     state = TorchState(history={"loss": [1.0]})
     state.history["loss"].append(2.0)

@@ -78,12 +78,6 @@ def test_flag_without_effect_is_reported_once_with_the_reason() -> None:
     assert plan.warnings[0] == f"--autotune has no effect in Lockstep: {FLAGS['autotune'].reason}"
 
 
-def test_every_tuning_flag_has_a_variable() -> None:
-    variables = [flag.variable for flag in FLAGS.values() if flag.variable]
-    assert len(set(variables)) == len(variables) == 26
-    assert [variable for variable in variables if not variable.startswith("HOROVOD_")] == ["NCCL_IB_DISABLE"]
-
-
 def test_output_goes_where_it_is_wanted() -> None:
     plan = _plan(num_proc=2, output_filename="logs", prefix_timestamp=True)
     assert plan.output == OutputPlan(2, timestamps=True, folder=Path("logs"))
