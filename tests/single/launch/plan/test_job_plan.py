@@ -192,6 +192,12 @@ def test_threads_never_exceed_the_cores_nor_vanish(workers: int, cores: int) -> 
     assert (threads + 1) * workers > cores
 
 
+@pytest.mark.parametrize("workers", [0, -2])
+def test_a_job_needs_a_worker(workers: int) -> None:
+    with pytest.raises(ConfigError, match=f"-np .*{workers}"):
+        plan_local(workers, COMMAND, 4, {})
+
+
 def test_torchruns_variables_have_horovods_names_too() -> None:
     numbers = {"RANK": 3, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 1}
     worker = {name: str(value) for name, value in numbers.items()}
