@@ -1,7 +1,6 @@
 """Workers that are forked from a preloaded process: what they see, how they fail, and when they start by themselves.
 
-Most jobs here preload a small package named torch that counts its imports: only what torch itself does needs the real
-one, whose import takes seconds.
+Most jobs here preload a small package named torch: only what torch itself does needs the real one.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import psutil
 import pytest
 import torch
 from commands import HOROVODRUN, LIMIT_SECONDS, LOCKSTEP, Job, own_environment, run, started
+from small_torch import TORCH, write_small_torch
 from time_limits import wait_for_ends
 
 from lockstep.launch.controller import run_function
@@ -38,14 +38,6 @@ def report(**what):
     draft.write_text(json.dumps({"frozen": gc.get_freeze_count(), "pid": os.getpid(), **what}))
     draft.rename(f"{restart}-{rank}.json")
 """
-TORCH = """
-import os, pathlib
-with open(os.environ["IMPORTS"], "a") as file:
-    print(os.getpid(), file=file)
-from torch import version
-class default_generator:
-    initial_seed = staticmethod(lambda: 67280421310721)  # as the real one begins
-"""
 
 
 def environment(**more: str | Path) -> dict[str, str]:
@@ -59,11 +51,7 @@ def environment(**more: str | Path) -> dict[str, str]:
 def small(tmp_path: Path) -> dict[str, str]:
     """The variables of a job whose torch is small; `imports` of the tests' folder has its importers' pids."""
     packages = tmp_path / "packages"
-    for name, text in (("torch", TORCH), ("torchvision", "")):
-        (packages / name).mkdir(parents=True)
-        (packages / name / "__init__.py").write_text(text)
-    for name in ("version", "_dynamo"):
-        (packages / "torch" / f"{name}.py").write_text("")
+    write_small_torch(packages)
     path = os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
     return environment(PYTHONPATH=path, IMPORTS=tmp_path / "imports")
 

@@ -10,8 +10,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from commands import LOCKSTEP, run
+from commands import LOCKSTEP, own_environment, run
 from PIL import Image
+from small_torch import write_small_torch
 
 SCRIPT = """
 import json, multiprocessing, os, sys, wave
@@ -28,24 +29,38 @@ if __name__ == "__main__":
 """
 
 
+UNUSED = {"site-packages", "test", "idlelib", "ensurepip", "pydoc_data"}  # of the standard library: 0.8 GB
 # 2.4 of 7.5 GB to copy, which the script does not import.
 LEFT_OUT = {"triton", "ray", "pyarrow", "transformers", "zensical", "vl_convert", "pandas", "onnxruntime"}
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Path:
-    """A virtual environment whose packages are links to those of the tests, but for a package of its own."""
+NEEDED = ("psutil", "yaml", "_yaml", "lockstep", "_editable_impl_lockstep")  # and torch, by the launcher and by Lockstep's workers
+
+
+@pytest.fixture(params=["small torch", pytest.param("torch", marks=pytest.mark.long)])
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A Python and a virtual environment of links to those of the tests, with a package of its own."""
     library = tmp_path / "venv" / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
     library.mkdir(parents=True)
+    is_small = request.param == "small torch"
+    if is_small:
+        write_small_torch(library)
     for folder in (Path(entry) for entry in sys.path if entry.endswith("site-packages")):
         for path in folder.iterdir():
-            if path.name not in LEFT_OUT and not os.path.lexists(library / path.name):
+            is_linked = path.name.startswith(NEEDED) if is_small else path.name not in LEFT_OUT
+            if is_linked and not os.path.lexists(library / path.name):
                 (library / path.name).symlink_to(path)
     (library / "shared_package.py").touch()
-    python = Path(getattr(sys, "_base_executable", sys.executable))
-    (tmp_path / "venv" / "bin").mkdir()
-    (tmp_path / "venv" / "bin" / "python").symlink_to(python)
-    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {python.parent}\n")
+    standard = Path(json.__file__).parents[1]
+    for path in standard.iterdir():
+        if path.name not in UNUSED and not path.name.startswith("config-"):
+            link = tmp_path / "base" / "lib" / standard.name / path.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+    for name in ("base", "venv"):
+        (tmp_path / name / "bin").mkdir()
+        (tmp_path / name / "bin" / "python").symlink_to(getattr(sys, "_base_executable", sys.executable))
+    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {tmp_path / 'base' / 'bin'}\n")
     return tmp_path / "venv"
 
 
@@ -54,14 +69,15 @@ def test_workers_import_from_the_copies(environment: Path, tmp_path: Path) -> No
     (tmp_path / "job" / "script.py").write_text(SCRIPT)
     python = environment / "bin" / "python"
     command = [python, "-m", "lockstep", "run", "-np", "1", "--stage", "environment", "--stage-dir", tmp_path]
-    done = run([*command, "--", python, "script.py"], tmp_path / "job", cold=True)
+    variables = own_environment(IMPORTS=str(tmp_path / "imports"))
+    done = run([*command, "--", python, "script.py"], tmp_path / "job", variables, cold=True)
     assert done.returncode == 0, done.stderr
     package, torch, standard, loader, first = json.loads(done.stdout.splitlines()[-1])
     copies = str(tmp_path / "lockstep-staged-")
     assert package.startswith(copies)
     assert torch.startswith(copies)
     assert loader == package
-    assert standard.startswith((copies, "/usr/"))
+    assert standard.startswith(copies)
     assert first == str(tmp_path / "job")
     assert not [*tmp_path.glob("lockstep-staged-*")], "removed with the job"
 
