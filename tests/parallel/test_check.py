@@ -69,7 +69,7 @@ if os.environ["RANK"] == "0":
 
 
 def _answers(name: str) -> list[Finding]:
-    """Run a script in two workers; return the answers."""
+    """Run a script in two workers; return the answers. `test_state_comparison.py` has the correct scripts'."""
 
     def work(world: World) -> list[dict[str, Any]]:
         sent: list[dict[str, Any]] = []
@@ -106,11 +106,6 @@ def _own(names: Any) -> list[str]:
 @pytest.mark.parametrize("name", sorted({FIRST[kind] for kind in FIRST} & {*_own(FAULTS)}))
 def test_a_fault_of_each_kind_is_named(name: str) -> None:
     _is_named(name, [asdict(answer) for answer in _answers(name)])
-
-
-@pytest.mark.parametrize("name", _own(CORRECT))
-def test_correct_scripts_raise_no_alarm(name: str) -> None:
-    assert not [answer for answer in _answers(name) if answer.verdict in ("no", "hint")]
 
 
 def test_steps_after_one_that_raised_are_seen() -> None:

@@ -1,4 +1,7 @@
-"""What is reported of every observed program, on the scripts of `lockstep check`."""
+"""What is reported of every observed program, on the scripts of `lockstep check`.
+
+Each script is recorded for `lockstep check`, too: correct ones must give neither an alarm.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ from worker_group import run_in_workers
 
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.trained_state import TrainedState
+from lockstep.script_check.answers import Finding
+from lockstep.script_check.hooks import record
+from lockstep.script_check.recorder import Limits
+from lockstep.script_check.replicas import judge_replicas
+from lockstep.script_check.samples import judge_samples
 from lockstep.script_check.state_comparison import StateComparison
 from lockstep.script_check.state_recorder import Pace
 from lockstep.world import observer
@@ -68,25 +76,31 @@ class EachStep(Observer):
         self.publish()
 
 
-def _findings(name: str) -> list[str]:
-    """Return what is found while a script trains in two workers."""
+def _findings(name: str) -> tuple[list[str], list[Finding]]:
+    """Return what is found while a script trains in two workers, and the answers of a check."""
 
-    def work(world: World) -> list[TrainedState]:
+    def work(world: World) -> tuple[list[TrainedState], list[dict[str, Any]]]:
         states: list[TrainedState] = []
+        sent: list[dict[str, Any]] = []
 
         class Kept:
             def publish_steps(self, steps: Any) -> None:
                 states.append(steps.state)
 
         sys.modules.pop("mpi4py", None)  # another test's, by which a program may exchange gradients
+        watching = record(world.rank, Limits(1000, 1000.0, epochs=1000), sent.append)
         observer.observe(EachStep(cast(Board, Kept()), EACH_THIRD_STEP))
         getattr(checked_programs, name)()
-        return states
+        watching.finish()
+        return states, sent
 
-    by_rank = run_in_workers(2, work)
+    by_rank, sent = zip(*run_in_workers(2, work), strict=True)
+    assert not [each for own in sent for each in own if each.get("error")]
+    records = dict(enumerate(sent))
+    answers = [*judge_replicas(records), *judge_samples(records)]
     comparison, longest = StateComparison(2), max(map(len, by_rank))
     rows = [[*own, *[own[-1] if own else TrainedState()] * (longest - len(own))] for own in by_rank]
-    return [found for states in zip(*rows, strict=True) for found in comparison.compare(states)]
+    return [found for states in zip(*rows, strict=True) for found in comparison.compare(states)], answers
 
 
 def _here(names: Iterable[str]) -> list[str]:
@@ -95,12 +109,14 @@ def _here(names: Iterable[str]) -> list[str]:
 
 @pytest.mark.parametrize("name", _here(CORRECT))
 def test_correct_scripts_raise_no_alarm(name: str) -> None:
-    assert not _findings(name)
+    found, answers = _findings(name)
+    assert not found
+    assert not [answer for answer in answers if answer.verdict in ("no", "hint")]
 
 
 @pytest.mark.parametrize(("name", "words"), NOTICED.items())
 def test_what_is_certainly_wrong_is_said_once(name: str, words: str) -> None:
-    (found,) = _findings(name)
+    ((found,), _) = _findings(name)
     assert words in found
     assert f"({PROGRAMS.name}:" in found.replace(f"{PROGRAMS.parent.relative_to(Path.cwd())}/", "")
 
@@ -108,4 +124,4 @@ def test_what_is_certainly_wrong_is_said_once(name: str, words: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", _here(sorted({*FAULTS} - {*NOTICED})))
 def test_of_other_faults_only_these_need_a_check(name: str) -> None:
-    assert len(_findings(name)) == (name not in NEED_A_CHECK)
+    assert len(_findings(name)[0]) == (name not in NEED_A_CHECK)
