@@ -1,6 +1,7 @@
 """What is observed under which launcher: each row of the table in docs/reference/launchers.md is a job here.
 
-Its rank 1 has another learning rate, is slow until rank 0 has a record that names it, and then hangs.
+A job's rank 1 has another learning rate, is slow until rank 0 has a record that names it, and then hangs. The short
+form has a row of each way to observe: by the launcher, by a flag, by a variable.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ ROWS = {
     "`mp.spawn`": (sys.executable, *OBSERVED),
 }
 SEVERAL_HOSTS = ("`lockstep run --nodes`", "srun")
+SHORT = ("`lockstep run --nodes`", "torchrun", "Open MPI")
 BY_FLAG = ("`lockstep run`", "`lockstep run --nodes`", "torchrun", "`mp.spawn`")  # others: by LOCKSTEP_OBSERVE
 
 
@@ -122,7 +124,11 @@ def _run_nodes(folder: Path, words: tuple[str, ...], variables: dict[str, str]) 
     return run_together(commands, folder, of_one_thread(**variables))[0]
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.cold) if row == "srun" else row for row in ROWS])
+def _marks(row: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.cold] * (row == "srun") + [pytest.mark.long] * (row not in SHORT)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=_marks(row)) for row in ROWS])
 def test_each_launcher_has_what_the_table_says(row: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     done = _run(row, tmp_path, request)
     text = done.stdout + done.stderr
@@ -146,7 +152,9 @@ def _check_records(folder: Path, text: str) -> None:
     assert found["step"]["images_per_second"] > 0
 
 
-@pytest.mark.parametrize("row", ["torchrun", "Open MPI", "`mp.spawn`"])
+@pytest.mark.parametrize(
+    "row", ["torchrun", *(pytest.param(row, marks=pytest.mark.long) for row in ("Open MPI", "`mp.spawn`"))]
+)
 def test_the_last_steps_are_recorded(row: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     done = _run(row, tmp_path, request, ending="end")
     assert done.returncode == 0, done.stderr
