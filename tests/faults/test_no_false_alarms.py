@@ -68,7 +68,7 @@ def slow_pipes(folder: Path) -> Iterator[None]:
         os.close(sink)
 
 
-SHORT = [("child", 4, 9)]
+SHORT = [("child", 3, 6)]
 LONG = [
     ("evaluation", 12, 40),
     *((work, 5, 15) for work in ("child", "checkpoint", "checkpoint thread", "remote checkpoint", "cold cache")),

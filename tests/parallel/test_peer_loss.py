@@ -127,7 +127,7 @@ print(f"rank {world.rank} is done")
 def test_slow_work_of_one_rank_is_not_a_hang(tmp_path: Path) -> None:
     (tmp_path / "calm.py").write_text(CALM)
     done = run(
-        [*TORCHRUN, "calm.py"], tmp_path, own_environment(OMP_NUM_THREADS="1", LOCKSTEP_HANG_TIMEOUT=f"{scaled(4)}")
+        [*TORCHRUN, "calm.py"], tmp_path, own_environment(OMP_NUM_THREADS="1", LOCKSTEP_HANG_TIMEOUT=f"{scaled(3)}")
     )
     assert (done.returncode, done.stdout.count("is done")) == (0, 2), done.stderr
     assert "has not entered" not in done.stderr

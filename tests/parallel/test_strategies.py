@@ -72,9 +72,10 @@ def test_all_strategies_give_the_same_weights_after_20_steps(
 
 
 def test_sync_bn_with_accumulation_takes_equal_passes_everywhere(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"sync_bn": True, "accumulate": 16, "global_batch_size": 64, "max_steps": 23}
-    for strategy in ("ddp", "horovod"):  # the last step has 29 samples: 14 and 15
-        _train(tmp_path / strategy, 2, "normed", strategy=strategy, epochs=1, precision="fp64", **settings)
+    common: dict[str, Any] = {**COMMON, "sync_bn": True, "accumulate": 16, "global_batch_size": 64, "epochs": 1}
+    for strategy in ("ddp", "horovod"):  # the second and last step has 29 samples: 14 and 15
+        settings = {**common, "precision": "fp64", "strategy": strategy, "run_dir": tmp_path / strategy}
+        run_in_workers(2, train_digits, "normed", 64 + 29, 100, settings)
     assert _distance(weights_of(tmp_path / "ddp"), weights_of(tmp_path / "horovod")) < 1e-10
 
 

@@ -92,10 +92,10 @@ def test_largest_batch_that_fits_is_searched_for_only_once(tmp_path: Path) -> No
 
 
 def test_a_memory_limit_makes_larger_batches_fail(tmp_path: Path) -> None:
-    program = PROGRAM.replace("torch.empty(1 << 45)", "torch.ones(1 << 30)")  # 4 GB
+    program = PROGRAM.replace("torch.empty(1 << 45)", "torch.ones(1 << 30)").replace("> 40", "> 63")  # 4 GB
     (tmp_path / "program.py").write_text(program)
-    words = ["batch", "--first", "32", "--last", "64", "--steps", "2", "--memory-limit", "3GB"]
+    words = ["batch", "--first", "63", "--last", "64", "--steps", "2", "--memory-limit", "3GB"]
     done = _study(*words, "--", sys.executable, "program.py", "{batch}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
-    assert (records[32]["memory_limit_bytes"], records[32]["fits"], records[64]["fits"]) == (3 * 10**9, True, False)
+    assert (records[63]["memory_limit_bytes"], records[63]["fits"], records[64]["fits"]) == (3 * 10**9, True, False)

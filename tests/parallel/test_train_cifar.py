@@ -27,8 +27,8 @@ def _records(run_dir: Path) -> tuple[list[Any], list[Any]]:
 
 
 def test_the_loop_has_the_losses_of_the_command(tmp_path: Path) -> None:
-    images = make_folder(tmp_path / "images", sizes=((32, 32),), train=6, val=2)
-    options = ["--epochs", "2", "--batch-size", "4", "--log-every", "1", "--run-dir"]
+    images = make_folder(tmp_path / "images", sizes=((32, 32),), train=3, val=1)
+    options = ["--epochs", "2", "--batch-size", "2", "--log-every", "1", "--run-dir"]
     numbers = ["--precision", "fp64", "--device", "cpu"]
     train = [*LOCKSTEP, "train", images, "--config", "cifar10", "-np", "2", *numbers, *options, tmp_path / "command"]
     loop = [*LOCKSTEP, "run", "-np", "2", "--", sys.executable, EXAMPLE, images, "--fp64", *options, tmp_path / "loop"]

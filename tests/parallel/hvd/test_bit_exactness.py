@@ -23,7 +23,7 @@ def _train(arguments: dict[str, Any], in_order: bool) -> str:
     optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), **arguments)
     chance = random.Random(hvd.rank())
     history = []
-    for step in range(15):
+    for step in range(5):
         optimizer.zero_grad()
         order = list(range(len(SHAPES)))
         if not in_order:

@@ -17,15 +17,16 @@ from lockstep import hvd
 from lockstep.world.world import World
 
 
+@pytest.mark.parametrize("turns", [5, pytest.param(50, marks=pytest.mark.long)])
 @on_workers(2)
-def test_init_and_shutdown_work_50_times() -> None:
+def test_init_and_shutdown_work_many_times(turns: int) -> None:
     before, sums = threading.active_count(), []
-    for turn in range(50):
+    for turn in range(turns):
         hvd.init()
         sums.append(hvd.allreduce(torch.tensor(float(hvd.rank() + turn)), op=hvd.Sum).item())
         hvd.shutdown()
     wait_until(lambda: threading.active_count() == before)
-    assert sums == [1.0 + 2 * turn for turn in range(50)]
+    assert sums == [1.0 + 2 * turn for turn in range(turns)]
 
 
 @on_workers(2)
@@ -100,15 +101,16 @@ def test_pending_operations_fail_when_a_worker_shuts_down(rank: int) -> None:
     hvd.shutdown()
 
 
+@pytest.mark.parametrize("turns", [6, pytest.param(40, marks=pytest.mark.long)])
 @on_workers(3)
-def test_last_operation_succeeds_although_a_peer_leaves_at_once() -> None:
+def test_last_operation_succeeds_although_a_peer_leaves_at_once(turns: int) -> None:
     results = []
-    for turn in range(40):
+    for turn in range(turns):
         hvd.init()
         tensor = torch.full((100_000 if turn % 2 else 1,), float(hvd.rank()))
         results.append(hvd.allreduce(tensor, op=hvd.Sum)[-1].item())
         hvd.shutdown()
-    assert results == [3.0] * 40
+    assert results == [3.0] * turns
 
 
 @on_hvd_workers(2)

@@ -117,7 +117,7 @@ def _run(world: World, sequences: Sequence[Sequence[Operation]]) -> None:
         hvd.shutdown()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(sequences=st.lists(st.lists(operations, max_size=40), min_size=3, max_size=6))
 def test_sequences_in_different_orders_match_the_reference(sequences: list[list[Operation]]) -> None:
     run_in_workers(3, _run, sequences)

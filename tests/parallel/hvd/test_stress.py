@@ -9,13 +9,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+import pytest
 import torch
 from worker_group import on_hvd_workers, on_workers
 
 from lockstep import hvd
 from lockstep.hvd.ops import submission
 
-OPERATIONS = 2000
 THREADS = 8
 
 
@@ -43,8 +43,9 @@ def _operate(index: int, rank: int, size: int) -> None:
         assert received[::length].tolist() == [float(other + index) for other in range(size)]
 
 
+@pytest.mark.parametrize("operations", [400, pytest.param(2000, marks=pytest.mark.long)])
 @on_workers(2)
-def test_2000_mixed_operations_from_8_threads_leave_no_leak() -> None:
+def test_mixed_operations_from_8_threads_leave_no_leak(operations: int) -> None:
     os.environ |= {"HOROVOD_STALL_CHECK_DISABLE": "1", "LOCKSTEP_STRAGGLER_SECONDS": "0"}
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
@@ -52,14 +53,14 @@ def test_2000_mixed_operations_from_8_threads_leave_no_leak() -> None:
 
     def everything() -> None:
         # Threads block on their operation, so the orders may differ only as far as there are threads.
-        order = list(range(OPERATIONS))
+        order = list(range(operations))
         shuffler = random.Random(rank)
-        for start in range(0, OPERATIONS, THREADS):
+        for start in range(0, operations, THREADS):
             part = order[start : start + THREADS]
             shuffler.shuffle(part)
             order[start : start + THREADS] = part
         with ThreadPoolExecutor(THREADS) as pool:
-            for start in range(0, OPERATIONS, THREADS):
+            for start in range(0, operations, THREADS):
                 list(pool.map(lambda index: _operate(index, rank, size), order[start : start + THREADS]))
 
     everything()

@@ -31,7 +31,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp16": FP16,
     "fp16, channels_last": FP16,
     "one group": {"groups": 1},
-    "one group, channels_last": {"groups": 1},
 }
 SUM = 0  # its number in torch.distributed.ReduceOp
 ALL_REDUCE = re.compile(r"ALLREDUCE \d+ of (\d+) elements of (\w+) with operation (\d+)")

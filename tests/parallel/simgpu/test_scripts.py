@@ -250,7 +250,7 @@ def test_worker_with_a_spoiled_gpu_is_replaced_with_the_lost_one(
     monkeypatch.setenv("SIMGPU_POISON", "0")
     (tmp_path / "script.py").write_text(TRAINING)
     command = [*LOCKSTEP, "run", "-np", "2", "--max-restarts", "1", "--", sys.executable, "script.py"]
-    job = run([*command, "struck", "7", "digits"], tmp_path)
+    job = run([*command, "struck", "7", "digits", "--max-steps", "12"], tmp_path)
     assert job.returncode == 0, job.stderr
     assert "Traceback" not in job.stderr
     assert "is replaced, too: its simgpu device cannot be used after the loss of another" in job.stderr

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
 GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
 SLOW_US = 20_000  # for each copy: the host takes several steps while a checkpoint is copied
-COMMON = {"max_steps": 12, "epochs": 6, "batch_size": 32, "log_every": 1, "lr": 0.01}
+COMMON = {"max_steps": 8, "epochs": 6, "batch_size": 32, "log_every": 1, "lr": 0.01}
 SETTINGS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "fp64": ("normed", 1e-9, {"precision": "fp64"}),
     "accumulation, clipping and averaged weights": (

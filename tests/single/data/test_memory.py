@@ -37,14 +37,14 @@ PIPELINES = (("never", 0), ("never", 2), ("always", 0))
 
 
 def _growth(in_memory: str, processes: int, path: str) -> None:
-    """Print how many bytes 15 epochs have added."""
+    """Print how many bytes ten epochs have added."""
     config = DataConfig(dataset=path, in_memory=in_memory, image_size=224)  # type: ignore[arg-type]
     data = image_folder.load(Path(path), config)
     augment = AugmentConfig(flip=True)
     reader = reader_for(data.train, data.input, Placement(CPU), augment, processes=processes)
     loader = TrainLoader(reader, Sharding(len(data.train), 16), CPU)
     sizes = []
-    for epoch in range(20):
+    for epoch in range(15):
         for batch in loader.epoch(epoch):
             batch.images.sum()
         sizes.append(_family_bytes())
@@ -64,13 +64,13 @@ def growths(path: str) -> None:
 
 
 @pytest.mark.cold
-def test_memory_does_not_grow_over_20_epochs(new_folder: Callable[..., Path]) -> None:
+def test_memory_does_not_grow_over_15_epochs(new_folder: Callable[..., Path]) -> None:
     """Each time in a process where nothing else takes memory, and what is free is given back."""
     path = new_folder(sizes=((300, 200), (240, 260)), train=20, val=1)
     command = [sys.executable, "-W", "ignore", "-c", f"{IMPORT}; t.growths({str(path)!r})"]
     settled = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, env=settled)
-    # A batch that every epoch left behind would be 36 MB as bytes; a pipeline may have one batch more at the end.
+    # A batch that every epoch left behind would be 24 MB as bytes; a pipeline may have one batch more at the end.
     grown = dict(zip(PIPELINES, map(int, done.stdout.split()), strict=True))
     assert all(size < 12e6 for size in grown.values()), (grown, done.stderr)
 
