@@ -88,14 +88,13 @@ def _lose_hosts(bed: Bed, folder: Path, hosts: list[str], epochs: int, victims: 
 
 
 def test_workers_of_other_hosts_keep_their_processes(bed: Bed, tmp_path: Path) -> None:
-    """Rank 0, the store and the records are on node1, which is lost first."""
-    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 10, ["node1", "node2"])
-    first, second, third = (
+    """Rank 0, the store and the records are on node1, which is lost."""
+    printed = _lose_hosts(bed, tmp_path, ["node1", "node2"], 6, ["node1"])
+    first, second = (
         re.findall(r"^worker \d of 2: .* process (\d+),", start, re.MULTILINE)
-        for start in printed.split("run folder")[:3]
+        for start in printed.split("run folder")[:2]
     )
     assert [one == other for one, other in zip(first, second, strict=True)] == [False, True]
-    assert [one == other for one, other in zip(second, third, strict=True)] == [True, False]
 
 
 @pytest.mark.long

@@ -210,6 +210,7 @@ def test_interactive_shells_are_no_workers(slurm: Slurm) -> None:
     assert len(_places(terminal("srun -N1 -n1 -c2 --pty", before="srun --overlap -n2 -c1"))) == 2
 
 
+@pytest.mark.long
 def test_srun_and_lockstep_run_train_what_a_local_job_trains(slurm: Slurm, tmp_path: Path) -> None:
     train = [sys.executable, "-m", "lockstep", "train", "digits", "--epochs", "1", "--device", "cpu", "--run-dir"]
     local = run([*train, tmp_path / "local", "-np", "2"], tmp_path, of_one_thread())

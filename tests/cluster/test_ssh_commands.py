@@ -23,6 +23,7 @@ pytestmark = pytest.mark.cold  # on hosts of their own
 
 
 STRUCK = [
+    ("raw", "link", False, "node1"),  # where the workers' store is
     ("images", "loader", False, ""),
     ("raw", "launcher", True, ""),
     ("raw", "sshd", False, "node2"),
@@ -34,7 +35,6 @@ STRUCK = [
     ("job", "part", "at_start", "host"),
     [
         ("raw", "launcher", False, ""),
-        ("raw", "link", False, "node1"),  # where the workers' store is
         ("raw", "node", False, ""),
         *(pytest.param(*case, marks=pytest.mark.long) for case in STRUCK),
     ],

@@ -33,8 +33,9 @@ DOING = {
     "branch": "ranks have waited in different collectives",
     "evaluation": "in evaluation",
 }
-SHORT = [("ddp", "data", 3, 1), ("hvd", "branch", 3, 2), ("train", "stop", 2, 1)]
+SHORT = [("ddp", "data", 3, 1), ("hvd", "branch", 3, 2)]
 LONG = [
+    ("train", "stop", 2, 1),
     ("ddp", "gil beside threads", 2, 0),
     ("ddp", "early", 2, 1),
     *(

@@ -65,6 +65,7 @@ def test_a_second_job_is_refused_and_a_later_one_goes_on(tmp_path: Path) -> None
     assert not (tmp_path / "run" / LOCK_FILE).exists()
 
 
+@pytest.mark.long
 @pytest.mark.cold
 def test_interrupted_writer_finds_its_folder_taken(tmp_path: Path) -> None:
     if subprocess.run([*OTHER_PIDS, "true"], capture_output=True).returncode:

@@ -49,13 +49,6 @@ def report():
     for turn in range(3):
         ray_logger.log([hvd.rank(), turn])
 
-def fail():
-    import torch
-    import horovod.torch as hvd
-    if hvd.rank() == 1:
-        raise KeyError("no such thing")
-    hvd.allreduce(torch.ones(1), name="waits")
-
 executor = RayExecutor(settings, num_workers=2)
 executor.start(Model, [5], {"more": 1}, {"MARK": "here"})
 tell(places=executor.run(where, [1], {"offset": 2}))
@@ -66,6 +59,18 @@ tell(marks=executor.run(lambda: os.environ["MARK"]))
 reports = []
 executor.run(report, callbacks=[reports.append])
 tell(reports=sorted(reports))
+executor.shutdown()
+"""
+FAILURE = """
+def fail():
+    import torch
+    import horovod.torch as hvd
+    if hvd.rank() == 1:
+        raise KeyError("no such thing")
+    hvd.allreduce(torch.ones(1), name="waits")
+
+executor = RayExecutor(settings, num_workers=2)
+executor.start()
 try:
     executor.run(fail)
 except KeyError as error:
@@ -120,10 +125,16 @@ tell(within=ray.get(within.options(scheduling_strategy=strategy).remote()))
 
 def test_functions_run_in_two_workers_that_meet_by_horovod(tmp_path: Path) -> None:
     told_of = told(INIT.format(cpus=2, gpus=0) + CALLS, tmp_path)
-    for name, total in (("places", 7.0), ("again", 1.0), ("remote", 7.0), ("restarted", 1.0)):
+    for name, total in (("places", 7.0), ("again", 1.0), ("remote", 7.0)):
         assert told_of[name] == [[rank, 2, rank, 2, 0, 1, [total] * 2] for rank in range(2)]
     assert (told_of["executed"], told_of["single"], told_of["marks"]) == ([6, 6], 12, ["here"] * 2)
     assert told_of["reports"] == [[rank, turn] for rank in range(2) for turn in range(3)]
+
+
+@pytest.mark.long
+def test_a_failure_ends_the_workers_and_start_makes_others(tmp_path: Path) -> None:
+    told_of = told(INIT.format(cpus=2, gpus=0) + FAILURE, tmp_path)
+    assert told_of["restarted"] == [[rank, 2, rank, 2, 0, 1, [1.0] * 2] for rank in range(2)]
     assert "KeyError" in told_of["error"]
     assert "no such thing" in told_of["text"]
     assert told_of["ended"] == "this RayExecutor has no workers; call start() first"

@@ -83,7 +83,8 @@ def test_worker_that_exits_early_is_replaced(tmp_path: Path, engine: str, way: s
 @pytest.mark.parametrize(
     ("engine", "way", "command", "trace"),
     [
-        ("elastic", "exit", [*LOCKSTEP, "run"], ""),
+        # The others wait 10 s for the launcher's message.
+        pytest.param("elastic", "exit", [*LOCKSTEP, "run"], "", marks=pytest.mark.long),
         ("ddp", "signal", [*LOCKSTEP, "run"], "RuntimeError: "),
         ("hvd", "exit", HOROVODRUN, "because rank 1 called hvd.shutdown(), or its script ended"),
     ],

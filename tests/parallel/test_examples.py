@@ -27,7 +27,7 @@ def _accuracy(command: Command, cwd: Path) -> float:
 
 
 @pytest.mark.cold  # also how Python ends, with what they leave to it
-@pytest.mark.parametrize("name", ["fit.py", "own_loop.py"])
+@pytest.mark.parametrize("name", ["own_loop.py", pytest.param("fit.py", marks=pytest.mark.long)])
 def test_it_runs_on_two_workers(name: str, tmp_path: Path) -> None:
     assert len((EXAMPLES / "fit.py").read_text().splitlines()) < 30
     assert _accuracy([*TORCHRUN, EXAMPLES / name], tmp_path) > 90
@@ -38,6 +38,7 @@ def _text(cell: Any) -> str:
     return "".join(output["text"] for output in cell["outputs"] if output["output_type"] == "stream")
 
 
+@pytest.mark.long
 @pytest.mark.cold
 @pytest.mark.filterwarnings("ignore")  # of the client's own
 def test_notebook_trains_in_its_process_and_on_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

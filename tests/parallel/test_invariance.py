@@ -34,12 +34,11 @@ MIXED = {"mixup": 0.2, "cutmix": 1.0, "flip": True, "flip_alternate": True}
 @pytest.mark.parametrize(
     ("precision", "tolerance", "extra"),
     [
-        ("fp32", 1e-5, {}),
         ("fp64", 1e-9, {}),
         ("fp64", 1e-9, {**ACCUMULATED, "clip_norm": 0.5, "shift": 1}),
         ("fp64", 1e-9, {**ACCUMULATED, **MIXED}),
     ],
-    ids=["fp32", "plain", "accumulated", "mixed"],
+    ids=["plain", "accumulated", "mixed"],
 )
 def test_1_2_and_3_workers_have_the_same_losses(
     tmp_path: Path, precision: str, tolerance: float, extra: dict[str, object]
@@ -117,11 +116,10 @@ def test_compiled_training_is_the_same_training(tmp_path: Path) -> None:
     common = {"epochs": 2, "global_batch_size": 40, "log_every": 1, "lr": 0.1}
     settings = {**common, "run_dir": tmp_path / "plain"}
     assert run_in_workers(2, _train, settings) == [0, 0]
-    for size in (1, 2):
-        settings = {**common, "run_dir": tmp_path / str(size), "compile": True}
-        assert min(run_in_workers(size, _train, settings)) > 0
-        assert losses(tmp_path / str(size)) == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
-        assert len(losses(tmp_path / str(size))) == 6
+    settings = {**common, "run_dir": tmp_path / "compiled", "compile": True}
+    assert min(run_in_workers(2, _train, settings)) > 0
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+    assert len(losses(tmp_path / "compiled")) == 6
 
 
 @pytest.mark.parametrize("images", [1, 2, 50, 61])
@@ -190,8 +188,8 @@ STRATEGIES += [(2, {"strategy": "horovod"})]
 @pytest.mark.parametrize(
     ("workers", "strategy", "precision"),
     [
-        *((*strategy, precision) for strategy in STRATEGIES for precision in ("fp32", "O2")),
-        *((*SHARDED, precision) for precision in ("bf16", "fp64", "O1", "O3")),
+        *((*strategy, "fp32") for strategy in STRATEGIES),
+        *((*SHARDED, precision) for precision in ("O2", "O3")),
     ],
     ids=str,
 )

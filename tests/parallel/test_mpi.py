@@ -76,6 +76,7 @@ def test_workers_of_mpirun_meet_and_add_up(
     _check(done, launcher)
 
 
+@pytest.mark.long
 def test_workers_of_flux_meet_and_add_up(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = ["flux", "run", "--tasks-per-node=2", sys.executable, tmp_path / "script.py"]
@@ -120,6 +121,7 @@ if hvd.rank() == 0:
 """
 
 
+@pytest.mark.long
 def test_mpi4py_may_be_used_beside_horovod(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BESIDE_MPI)

@@ -48,7 +48,7 @@ def _train(size: int, path: Path, **settings: object) -> None:
         # The agreement of this step had begun before the signal came; the next comes with the next step.
         (2, End(2), {}, 3),
         (2, End(5, rank=1), {"log_every": 4}, 6),
-        (3, End(7, rank=2), {}, 8),
+        pytest.param(3, End(7, rank=2), {}, 8, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -214,8 +214,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     "launcher",
     [
         *("lockstep run", "horovodrun", "torchrun"),
-        pytest.param("Open MPI", marks=pytest.mark.cold),
-        pytest.param("MPICH", marks=[pytest.mark.cold, pytest.mark.long]),
+        *(pytest.param(mpi, marks=[pytest.mark.cold, pytest.mark.long]) for mpi in ("Open MPI", "MPICH")),
     ],
 )
 def test_the_weights_are_the_same_to_the_bit(launcher: str, expected: bytes, tmp_path: Path) -> None:

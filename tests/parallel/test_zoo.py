@@ -69,10 +69,8 @@ def _check(names: list[str], precision: str) -> None:
     assert all(before != after for before, after in first.values())
 
 
-PRECISIONS = ["O0", pytest.param("bf16", marks=pytest.mark.long)]
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["O0", "bf16"])
 @pytest.mark.parametrize("half", [0, 1])  # some 10 s each, and a job has 120
 def test_two_workers_keep_equal_replicas_of_every_model(half: int, precision: str) -> None:
     _check([name for name in ZOO if name not in LARGE][half::2], precision)

@@ -72,6 +72,7 @@ def _told(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\^+|~+", "", text)
 
 
+@pytest.mark.long
 @pytest.mark.cold
 def test_workers_train_the_same(tmp_path: Path) -> None:
     words = (*LOCKSTEP, "train", "-np", "2", "--device", "cpu", "--epochs", "1", "--run-dir")
