@@ -19,8 +19,6 @@ from lockstep.files.jsonl import read_records
 from lockstep.train import Result
 from lockstep.world.world import World
 
-EACH = pytest.mark.parametrize("name", PROGRAMS)
-
 
 def _train(world: World, name: str, path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     result: Result = PROGRAMS[name](world, path, **settings)
@@ -47,12 +45,32 @@ def _equal(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return all(ours[name] == pytest.approx(theirs[name], abs=1e-9, rel=0) for name in theirs)
 
 
-@EACH
-@pytest.mark.parametrize(
-    "settings",
-    [{"global_batch_size": 10, "accumulate": 3}, {"global_batch_size": 22, "collate_fn": default_collate}],
-    ids=["accumulated", "a worker without samples"],  # 45 samples, so that the last step has 5 or 1
-)
+def _pairs(options: dict[str, dict[str, Any]]) -> list[Any]:
+    """Return each program with each of the options; the short form has each program, and each of the options, once."""
+    short = range(max(len(PROGRAMS), len(options)))
+    taken = {(number % len(PROGRAMS), number % len(options)) for number in short}
+    return [
+        pytest.param(name, settings, id=f"{option}-{name}", marks=[] if at in taken else [pytest.mark.long])
+        for first, name in enumerate(PROGRAMS)
+        for second, (option, settings) in enumerate(options.items())
+        for at in [(first, second)]
+    ]
+
+
+# 45 samples, so that the last step has 5 or 1.
+BATCHES: dict[str, dict[str, Any]] = {
+    "accumulated": {"global_batch_size": 10, "accumulate": 3},
+    "a worker without samples": {"global_batch_size": 22, "collate_fn": default_collate},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "horovod": {"strategy": "horovod"},
+    "sharded": {"strategy": "ddp", "shard_optimizer": True, "optimizer": "adamw", "lr": 0.02},
+    "O2": {"precision": "O2", "ema_decay": 0.5, "loader_workers": 1},
+    "own optimizer": {"precision": "bf16", "optimizer": partial(torch.optim.AdamW, lr=0.02)},
+}
+
+
+@pytest.mark.parametrize(("name", "settings"), _pairs(BATCHES))
 def test_1_2_and_3_workers_train_the_same(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     runs = {size: _figures(size, name, tmp_path / str(size), **settings) for size in (1, 2, 3)}
     course = losses(tmp_path / "1")
@@ -62,17 +80,7 @@ def test_1_2_and_3_workers_train_the_same(name: str, settings: dict[str, Any], t
         assert _equal(runs[size], runs[1])
 
 
-@EACH
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"strategy": "horovod"},
-        {"strategy": "ddp", "shard_optimizer": True, "optimizer": "adamw", "lr": 0.02},
-        {"precision": "O2", "ema_decay": 0.5, "loader_workers": 1},
-        {"precision": "bf16", "optimizer": partial(torch.optim.AdamW, lr=0.02)},
-    ],
-    ids=["horovod", "sharded", "O2", "own optimizer"],
-)
+@pytest.mark.parametrize(("name", "settings"), _pairs(OPTIONS))
 def test_options_of_training_take_any_items(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     _figures(2, name, tmp_path, epochs=2, **settings)
     course = losses(tmp_path)

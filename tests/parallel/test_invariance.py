@@ -122,7 +122,7 @@ def test_compiled_training_is_the_same_training(tmp_path: Path) -> None:
     assert len(losses(tmp_path / "compiled")) == 6
 
 
-@pytest.mark.parametrize("images", [1, 2, 50, 61])
+@pytest.mark.parametrize("images", [1, 61])
 def test_counts_are_exact_for_1_2_and_3_workers(tmp_path: Path, images: int) -> None:
     settings = {"epochs": 1, "global_batch_size": 60, "max_steps": 1, "precision": "fp64"}
     results = []

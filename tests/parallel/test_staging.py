@@ -34,7 +34,7 @@ UNUSED = {"site-packages", "test", "idlelib", "ensurepip", "pydoc_data"}  # of t
 LEFT_OUT = {"triton", "ray", "pyarrow", "transformers", "zensical", "vl_convert", "pandas", "onnxruntime"}
 
 
-NEEDED = ("psutil", "yaml", "_yaml", "lockstep", "_editable_impl_lockstep")  # and torch, by the launcher and by Lockstep's workers
+NEEDED = ("psutil", "yaml", "_yaml", "lockstep", "_editable_impl_lockstep")  # beside torch
 
 
 @pytest.fixture(params=["small torch", pytest.param("torch", marks=pytest.mark.long)])

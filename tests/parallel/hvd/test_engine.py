@@ -63,7 +63,7 @@ def values(rank: int) -> list[torch.Tensor]:
     ]
 
 
-@on_workers(2, 3, buffer_bytes=[32 << 20, 1, 10_000, 1 << 20])
+@on_workers(2, 3, buffer_bytes=[32 << 20, 1, 10_000])
 def test_every_dtype_is_reduced_as_by_a_reference(rank: int, size: int, buffer_bytes: int) -> None:
     fusion.BUFFER_BYTES = transfers.BUFFER_BYTES = buffer_bytes
     hvd.init()

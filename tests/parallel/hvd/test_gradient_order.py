@@ -270,9 +270,10 @@ def _train(seed: int, rank: int, size: int) -> None:
             hvd.broadcast_parameters([parameter.data for parameter in net], last)
 
 
+@pytest.mark.parametrize("trainings", [4, pytest.param(10, marks=pytest.mark.long)])
 @on_workers(2, 3)
-def test_any_training_gives_the_mean_gradients() -> None:
-    for seed in range(10):
+def test_any_training_gives_the_mean_gradients(trainings: int) -> None:
+    for seed in range(trainings):
         hvd.init()
         _train(seed, hvd.rank(), hvd.size())
         hvd.shutdown()

@@ -70,9 +70,9 @@ def _backward(model: nn.Module) -> None:
 
 
 def _measure(optimizer: Any, model: nn.Module) -> Costs:
-    """Return the costs of the third step, once buffers and buckets have their final sizes."""
+    """Return the costs of the second step, when buffers and buckets have their final sizes."""
     memory = torch.get_device_module("simgpu")
-    for _ in range(3):
+    for _ in range(2):
         hvd.barrier()  # after it, the engine's thread has left the last round
         torch.accelerator.synchronize()
         memory.reset_peak_memory_stats()

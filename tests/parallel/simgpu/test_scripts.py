@@ -224,7 +224,7 @@ def test_training_keeps_a_process_whose_gpu_waited(
     data = ["digits"]
     if loading:
         (tmp_path / "net.py").write_text(NET)
-        data = [str(new_folder(train=150)), "-a", "net:build", "--in-memory", "never", "--workers", "2"]
+        data = [str(new_folder(train=150)), "-a", "net:build", "--in-memory", "never", "--workers", "1"]
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     (tmp_path / "script.py").write_text(TRAINING)
     for name, lost_at in (("calm", "99"), ("struck", ",".join(str(7 + 3 * loss) for loss in range(losses)))):
@@ -237,7 +237,7 @@ def test_training_keeps_a_process_whose_gpu_waited(
     memory, loaders, aborted, contexts = torch.load(tmp_path / "struck.pt")
     assert (aborted, contexts) == (losses, {0})
     assert len(set(memory[1:])) == 1, "each later generation starts with the same state on the GPU"
-    assert all(len(each) >= 2 for each in loaders) or not loading
+    assert all(loaders) or not loading
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("calm", "struck")]
     assert weights[0] == weights[1]
 

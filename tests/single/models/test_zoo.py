@@ -92,7 +92,9 @@ def test_groups_of_a_convolution_start_as_large_as_whole_ones() -> None:
     assert pointwise.std().item() == pytest.approx((2 / 320) ** 0.5, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in ("resnet101", "dpn92"))) for name in ZOO]
+)
 def test_every_model_trains_in_float32_bf16_and_channels_last(name: str) -> None:
     images = _images(name)
     model = _fresh(name)
