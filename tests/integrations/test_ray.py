@@ -65,6 +65,7 @@ FAILURE = """
 def fail():
     import torch
     import horovod.torch as hvd
+    hvd.init()
     if hvd.rank() == 1:
         raise KeyError("no such thing")
     hvd.allreduce(torch.ones(1), name="waits")

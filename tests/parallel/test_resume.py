@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attack import Attack
-from commands import HOROVODRUN, LOCKSTEP, MPICH, OPEN_MPI, TORCHRUN, Command, Done, of_one_thread, run
+from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, Command, Done, of_one_thread, run
 from resumable import USERS, End, KilledError, results, session
 from runs import final_weights, losses, small_digits, train_digits, weights_of
 from safetensors.torch import load_file
@@ -193,8 +192,6 @@ LAUNCHERS = {
     "lockstep run": (*LOCKSTEP, "run", "-np", "2", "--", sys.executable),
     "horovodrun": (*HOROVODRUN, "-np", "2", sys.executable),
     "torchrun": TORCHRUN,
-    "Open MPI": (*OPEN_MPI, "-np", "2", sys.executable),
-    "MPICH": (*MPICH, "-np", "2", sys.executable),
 }
 
 
@@ -210,18 +207,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return _trained_weights([sys.executable, *TRAIN, "run", "-np", "2"], tmp_path_factory.mktemp("local"))
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        *("lockstep run", "horovodrun", "torchrun"),
-        *(pytest.param(mpi, marks=[pytest.mark.cold, pytest.mark.long]) for mpi in ("Open MPI", "MPICH")),
-    ],
-)
+@pytest.mark.parametrize("launcher", LAUNCHERS)  # of MPI: test_mpi
 def test_the_weights_are_the_same_to_the_bit(launcher: str, expected: bytes, tmp_path: Path) -> None:
-    words = LAUNCHERS[launcher]
-    if shutil.which(words[0]) is None:
-        pytest.skip(f"needs {words[0]} (Debian: openmpi-bin, mpich)")
-    assert _trained_weights([*words, *TRAIN, "run"], tmp_path) == expected
+    assert _trained_weights([*LAUNCHERS[launcher], *TRAIN, "run"], tmp_path) == expected
 
 
 OLD_WORDS = ["digits", "-a", "digits-net", "--b", "32", "-p", "10", "--epochs", "3", "--no-cuda", "--resume"]

@@ -29,6 +29,7 @@ from lockstep.train.run import run_with
 from lockstep.world.world import World
 
 LARGE = ["resnet101", "dpn92"]
+OTHERS = [name for name in ZOO if name not in LARGE]
 STEPS, IMAGES = 2, 2
 
 
@@ -62,24 +63,14 @@ def _train_all(world: World, names: list[str], precision: str) -> dict[str, tupl
     return {name: _train(world, name, precision) for name in names}
 
 
-def _check(names: list[str], precision: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["O0", "bf16"])
+@pytest.mark.parametrize("names", [OTHERS[::2], OTHERS[1::2], LARGE])  # some 10 s each, and a job has 120
+def test_two_workers_keep_equal_replicas_of_every_model(names: list[str], precision: str) -> None:
     first, second = run_in_workers(2, _train_all, names, precision)
     assert len(first) == len(names)
     assert first == second
     assert all(before != after for before, after in first.values())
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("precision", ["O0", "bf16"])
-@pytest.mark.parametrize("half", [0, 1])  # some 10 s each, and a job has 120
-def test_two_workers_keep_equal_replicas_of_every_model(half: int, precision: str) -> None:
-    _check([name for name in ZOO if name not in LARGE][half::2], precision)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("precision", ["O0", "bf16"])
-def test_two_workers_keep_equal_replicas_of_the_largest_models(precision: str) -> None:
-    _check(LARGE, precision)
 
 
 NAMES = [name for name, entry in ZOO.items() if entry.side == 32]
