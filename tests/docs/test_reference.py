@@ -75,7 +75,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 def test_every_environment_variable_of_the_source_is_on_the_page() -> None:
     page = (REFERENCE / "environment-variables.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"`([A-Za-z0-9_]+)`", page))
+    tables = "".join((REFERENCE / name).read_text(encoding="utf-8") for name in ("launchers.md", "horovod.md"))
+    listed = {*re.findall(r"`([A-Za-z0-9_]+)`", page), *VARIABLE.findall(tables)}
     paths = [*(ROOT / "src").rglob("*.py"), *(ROOT / "compat").rglob("*.py")]
     found = {name for path in paths for text in _texts(path) for name in VARIABLE.findall(text)}
     rows = (launcher_environment.TORCHRUN, *launcher_environment.OTHERS)
