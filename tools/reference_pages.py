@@ -192,20 +192,8 @@ def _horovodrun_term(flag: HorovodFlag) -> str:
 
 
 def recipes_page() -> str:
-    """Return the page of all recipes and of every configuration field."""
-    parts = [RECIPES_HEAD, *map(_recipe, recipes.names()), FIELDS_HEAD]
-    for group in groups_of(TrainConfig):
-        flags = [flag for flag in flags_of(TrainConfig) if flag.group is group]
-        title = "The job" if group is TrainConfig else flags[0].path[0]
-        parts.append(f"- **{title}**: {', '.join(map(_field, flags))}.")
-    return "\n".join(parts)
-
-
-def _field(flag: Flag) -> str:
-    """Return a field's path, with its flag if that has another name."""
-    names = [name.replace("[no-]", "") for name in names_of(flag)]
-    is_same = flag.is_positional or f"--{flag.path[-1].replace('_', '-')}" in names
-    return f"`{'.'.join(flag.path)}`" + ("" if is_same else f" (`{names[-1]}`)")
+    """Return the page of all recipes."""
+    return "\n".join([RECIPES_HEAD, *map(_recipe, recipes.names())])
 
 
 def _recipe(name: str) -> str:
@@ -217,13 +205,12 @@ def _recipe(name: str) -> str:
     if name == recipes.for_source("FOLDER"):
         sources.append("`lockstep train FOLDER`")
     usual = "Used by " + ", ".join(sources) if sources else f"Used only with `--config {name}`"
-    rows = [
-        f"| `{path}` | {_yaml(value)} |"
+    values = [
+        (path, value)
         for (path, value), (_, default) in zip(_flat(recipes.load(name)), _flat(TrainConfig()), strict=True)
         if value != default
     ]
-    parts = [f"### {name}\n", f"{_comment(first)}\n", f"{usual}.\n"]
-    parts += ["| field | value |\n|---|---|\n" + "\n".join(rows) + "\n"]
+    parts = [f"### {name}\n", f"{_comment(first)}\n", f"{usual}.\n", f"```yaml\n{_nested(values)}```\n"]
     if special := _special(name, parse_yaml(text).get("for_arch", {})):
         changes = (
             f"`{archs}`: " + ", ".join(f"`{path}` {_yaml(value)}" for path, value in fields.items()) + "."
@@ -231,6 +218,18 @@ def _recipe(name: str) -> str:
         )
         parts.append(" ".join(["For some networks (`for_arch`):", *changes, _comment(later)]) + "\n")
     return "\n".join(parts)
+
+
+def _nested(values: Iterable[tuple[str, Any]]) -> str:
+    """Format the fields as YAML, as in a recipe."""
+    lines, last = [], ""
+    for path, value in values:
+        group, _, field = path.rpartition(".")
+        if group and group != last:
+            lines.append(f"{group}:\n")
+        lines.append(f"{'  ' * bool(group)}{field}: {_yaml(value)}\n")
+        last = group
+    return "".join(lines)
 
 
 def _comment(lines: list[str]) -> str:
@@ -296,25 +295,21 @@ RECIPES_HEAD = f"""# Recipes and configuration
 {NOTICE}
 
 A recipe is a YAML file with the configuration of a training job. `lockstep train` starts from the recipe of the data
-set, or from `--config NAME` (one of `src/lockstep/config/recipes`) or `--config FILE.yaml`. Flags override it. Fields
-that it does not set have their defaults. `--print-config` prints the resulting configuration, which is a recipe too:
+set, or from `--config NAME` or `--config FILE.yaml`. Flags override it, and fields that it does not set have their
+defaults. `--print-config` prints every field, which is a recipe, too:
 
 ```sh
 lockstep train digits --lr 0.004 --print-config > mine.yaml
 lockstep train --config mine.yaml --epochs 1 --print-config
 ```
 
-A run stores this configuration in its folder, as `config.yaml`. The additional field `for_arch` of a recipe has values
-for some networks, by name.
+A run stores it in its folder, as `config.yaml`. [`lockstep train`](command-line/train.md) explains each field by its
+flag; arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`. The additional field
+`for_arch` has values for some networks.
 
 ## The recipes
 
-Each table lists the fields that differ from the defaults.
-"""
-FIELDS_HEAD = """## Every field
-
-The fields of a recipe, with the flag where its name differs. [`lockstep train`](command-line/train.md) explains each,
-with its default. The arguments of `lockstep.train.fit` have the same names without the group, such as `lr=0.1`.
+The fields that differ from the defaults.
 """
 PAGES: dict[str, Callable[[], str]] = {**command_line_pages(), "recipes.md": recipes_page}
 
