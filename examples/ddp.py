@@ -19,12 +19,13 @@ if torch.cuda.is_available():
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(8192, 64), torch.randint(10, (8192,)))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device)
-model = nn.parallel.DistributedDataParallel(model)
+parallel = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-batches = DataLoader(data, batch_size, sampler=DistributedSampler(data))
+sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
+batches = DataLoader(data, batch_size, sampler=sampler)
 for epoch in range(90):
-    batches.sampler.set_epoch(epoch)
+    sampler.set_epoch(epoch)
     for inputs, labels in batches:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
+        nn.functional.cross_entropy(parallel(inputs.to(device)), labels.to(device)).backward()
         optimizer.step()
