@@ -97,10 +97,10 @@ def how_to_resume(run: Path, is_launched: bool) -> str:
         return f"to resume, call fit() with run_dir={str(run)!r}, resume='auto'"
     which = f"--run-dir {shlex.quote(str(run))} --resume auto"
     typed = os.environ.get(COMMAND, "") if is_launched else typed_command()
-    return f"to resume: {_without_beginning(typed)} {which}" if typed else f"to resume: the same command with {which}"
+    return f"to resume: {without_beginning(typed)} {which}" if typed else f"to resume: the same command with {which}"
 
 
-def _without_beginning(typed: str) -> str:
+def without_beginning(typed: str) -> str:
     """Return a command line without the flags for the run folder and the starting point."""
     kept, drops_value = list[str](), False
     for argument in shlex.split(typed):

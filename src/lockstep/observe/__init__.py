@@ -4,7 +4,7 @@
 - `io_sampling`: counts a worker's I/O, the trainer's, too.
 - `program_facts`: what explains a program's speed, such as the bytes of its gradients.
 - `group_observation`: takes part in a job under launchers that do not watch their workers. `step_exchange`: sends the
-  steps to rank 0 there, through the job's store.
+  steps to rank 0 there, through the job's store. `outside_changes`: applies a change to a program that is measured.
 
 It may import `script_check`, `diagnosis`, `config`, `files` and `errors`.
 """

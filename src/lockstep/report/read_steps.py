@@ -41,9 +41,10 @@ def measured_in(records: RunRecords, config: Mapping[str, Any] | None = None) ->
 
 def _facts_in(records: RunRecords, config: Mapping[str, Any]) -> ProgramFacts:
     parallel = mapping(config, "parallel")
-    is_plain = parallel.get("strategy") in ("auto", "ddp") and parallel.get("compress") == "none"
+    ways = {"auto": "ddp", "ddp": "ddp", "horovod": "hvd"} if parallel.get("compress") == "none" else {}
     size_bytes = 4 * (count(records.start, "parameters") or 0)
-    return ProgramFacts(size_bytes, 4, exchange="ddp" if is_plain else "", device=text(config, "device") or "auto")
+    exchange = ways.get(text(parallel, "strategy") or "", "")
+    return ProgramFacts(size_bytes, 4, exchange=exchange, device=text(config, "device") or "auto")
 
 
 def facts_of(record: Record) -> ProgramFacts:

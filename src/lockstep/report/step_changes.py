@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lockstep.config.schema import TrainConfig
 from lockstep.report.measured_step import COMPUTE, MeasuredStep, SlowRank
 
 WORTH = 0.05  # of the time per sample; smaller gains are not worth a change
@@ -26,6 +27,7 @@ POWERSGD_SHARE = 0.02  # of the bytes
 MIN_POWERSGD_BYTES = 4e6
 MAX_PROCESSES = 16
 PASSES = 4
+LARGER = ("accumulate", "batch")  # changes that increase the samples of a step
 COMPRESS = {
     "ddp": "send 16-bit gradients (DDP's bf16_compress_hook; in lockstep train --compress bf16)",
     "hvd": "send 16-bit gradients (compression=hvd.Compression.fp16)",
@@ -35,13 +37,19 @@ POWERSGD = "approximate gradients by PowerSGD (DDP's powerSGD_hook; in lockstep 
 
 @dataclass(frozen=True)
 class ProposedChange:
-    """A change, and the share of the time per sample that it saves: expected, at least and at most."""
+    """A change, and the share of the time per sample that it saves: expected, at least and at most.
+
+    Args:
+        high: 0: no saving is predicted.
+        value: The new number of loader processes or threads, or how many times the samples of a step.
+    """
 
     kind: str
     action: str
-    gain: float
-    low: float
-    high: float
+    gain: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    value: int = 0
 
     def describe(self) -> str:
         return f"{self.action}: {percent(self.gain)} less time per sample ({percent(self.low)} to {percent(self.high)})"
@@ -49,26 +57,31 @@ class ProposedChange:
 
 def best_changes(step: MeasuredStep, slow: SlowRank | None) -> tuple[ProposedChange, ...]:
     """Return the changes that save most, if that is worth it, and more than the measurements differ."""
-    found = [each for each in _changes(step, slow) if each.gain >= _least(each, step) and each.low >= CERTAIN]
+    found = [each for each in possible_changes(step, slow) if each.gain >= _least(each, step) and each.low >= CERTAIN]
     return tuple(sorted(found, key=lambda change: -change.gain)[:MAX_CHANGES])
 
 
 def _least(change: ProposedChange, step: MeasuredStep) -> float:
-    return max(WORTH_A_BATCH if change.kind == "batch" else WORTH, step.difference)
+    return max(WORTH_A_BATCH if change.kind in LARGER else WORTH, step.difference)
 
 
-def _changes(step: MeasuredStep, slow: SlowRank | None) -> Iterator[ProposedChange]:
+def possible_changes(step: MeasuredStep, slow: SlowRank | None) -> Iterator[ProposedChange]:
+    """Return all changes with a prediction, whatever they save."""
     yield from _compressions(step)
     yield from filter(None, (rule(step) for rule in (_larger_batch, _loader_processes, _threads)))
     if slow:
         yield _relieve(step, slow)
 
 
-def _change(step: MeasuredStep, kind: str, action: str, saved: float, least: float, most: float) -> ProposedChange:
+def _change(
+    step: MeasuredStep, kind: str, action: str, saved: float, lower: float, upper: float, value: int = 0
+) -> ProposedChange:
     """Return a change that saves so many seconds of a step; the interval grows with the measurements' difference."""
-    shares = (max(0.0, seconds) / step.seconds for seconds in (min(least, saved), saved, max(most, saved)))
+    shares = (max(0.0, seconds) / step.seconds for seconds in (min(lower, saved), saved, max(upper, saved)))
     low, gain, high = (min(share, 0.99) for share in shares)
-    return ProposedChange(kind, action, gain, low * (1 - step.difference), min(high * (1 + step.difference), 0.99))
+    return ProposedChange(
+        kind, action, gain, low * (1 - step.difference), min(high * (1 + step.difference), 0.99), value
+    )
 
 
 def _transfer_by_bytes(step: MeasuredStep) -> tuple[float, float]:
@@ -97,13 +110,14 @@ def _larger_batch(step: MeasuredStep) -> ProposedChange:
     """Several passes per exchange save at least its time; a larger batch also what each pass takes for any batch."""
     share, fixed = 1 - 1 / PASSES, step.fixed_seconds
     once = step.transfer + step.of("optimizer")
-    action, saved = f"accumulate {PASSES} passes per exchange, or use {PASSES} times the batch", once
+    kind, action = "accumulate", f"accumulate {PASSES} passes per exchange, or use {PASSES} times the batch"
+    saved = once
     if fixed > 0.5 * step.of("forward", "backward"):
-        action, saved = f"{PASSES} times the batch per worker", once + fixed
+        kind, action, saved = "batch", f"{PASSES} times the batch per worker", once + fixed
     overlap = min(step.of("backward"), 2 * step.transfer)  # at most, of an exchange that slows the backward pass
     most = max(saved, once + 1.5 * fixed) + overlap
     action += ", with a learning rate to match"
-    return _change(step, "batch", action, share * saved, share * (once + 0.3 * fixed), share * most)
+    return _change(step, kind, action, share * saved, share * (once + 0.3 * fixed), share * most, PASSES)
 
 
 def _loader_processes(step: MeasuredStep) -> ProposedChange | None:
@@ -116,7 +130,7 @@ def _loader_processes(step: MeasuredStep) -> ProposedChange | None:
     processes = max(facts.loader_processes + 1, min(math.ceil(1.25 * work / rest), MAX_PROCESSES))
     saved = min(waits - max(0.0, work / processes - rest), facts.free_cores / facts.cores * step.seconds)
     action = f"num_workers={processes} for the DataLoader instead of {facts.loader_processes}"
-    return _change(step, "loader", action, 0.95 * saved, 0.6 * saved, waits)
+    return _change(step, "loader", action, 0.95 * saved, 0.6 * saved, waits, processes)
 
 
 def _threads(step: MeasuredStep) -> ProposedChange | None:
@@ -135,7 +149,7 @@ def _threads(step: MeasuredStep) -> ProposedChange | None:
         shares = low, middle, high
     least, saved, most = (share * computing for share in shares)
     action = f"OMP_NUM_THREADS={threads} instead of {facts.threads}"
-    return _change(step, "threads", action, saved, least, most)
+    return _change(step, "threads", action, saved, least, most, threads)
 
 
 def _relieve(step: MeasuredStep, slow: SlowRank) -> ProposedChange:
@@ -147,6 +161,26 @@ def _relieve(step: MeasuredStep, slow: SlowRank) -> ProposedChange:
     saved = max(own) - len(own) / sum(1 / max(each, 1e-9) for each in own)
     action = "batches by the workers' speeds (--balance; in own loops world.loader(..., balance=True))"
     return _change(step, "balance", action, saved, 0.7 * saved, slow.seconds)
+
+
+def untested_changes(bound: str, step: MeasuredStep, config: TrainConfig | None) -> list[ProposedChange]:
+    """Return changes that only a trial can judge, because no record shows what they save.
+
+    Args:
+        bound: What bounds the step.
+        config: Of a run of `lockstep train`.
+    """
+    found, processes = [], step.facts.loader_processes + 2
+    if bound in ("computing", "small batch") and config:
+        if not config.model.channels_last:
+            found.append(ProposedChange("channels_last", "images in the NHWC memory format (--channels-last)"))
+        if not config.model.compile:
+            found.append(ProposedChange("compile", "torch.compile (--compile)"))
+    if bound == "data" and processes > 1:
+        found.append(ProposedChange("loader", f"num_workers={processes} for the DataLoader", value=processes))
+    if bound == "data" and not config and not step.is_on_cpu:
+        found.append(ProposedChange("pin_memory", "pin_memory=True for the DataLoader"))
+    return found
 
 
 def percent(share: float) -> str:

@@ -129,6 +129,7 @@ def _introduce(job: Job, workers: list[str]) -> list[str]:
     job.session.record(
         "run",
         workers=job.world.size,
+        hosts=-(-job.world.size // job.world.rank_info.local_size),
         global_batch=optim.batching.global_batch,
         steps_per_epoch=steps,
         peak_lr=optim.schedule.peak,

@@ -85,7 +85,11 @@ def observe_if_asked(is_worker: bool = False) -> None:
         elif length:
             from lockstep.world.measurement import Measurement
 
-            warmup, steps, needs_samples, memory_limit = length.split(",")
+            warmup, steps, needs_samples, memory_limit, *change = length.split(",")
+            if change:
+                from lockstep.observe.outside_changes import apply
+
+                apply(change[0])
             observe(Measurement(int(warmup), int(steps), needs_samples == "1", memory_limit))
         elif board := publisher.own_board():
             observe(own := Observer(board))

@@ -57,7 +57,7 @@ VERDICTS = {
     "slow link with compression": (
         _step(replace(FACTS, exchange="ddp hook"), 2, forward=40, backward=80, reduction=400),
         "slow link",
-        "batch",
+        "accumulate",
     ),
     "slow worker in other work": (
         _step(forward=10, backward=20, before_backward=(51, 1), reduction=(2, 52)),
@@ -128,7 +128,7 @@ def test_steps_that_differ_get_no_verdict() -> None:
 
 def test_smaller_gains_than_the_difference_are_not_offered() -> None:
     step = {"forward": 60, "backward": 120, "optimizer": 4}
-    assert [each.kind for each in explain(_step(hosts=2, reduction=36, **step)).changes] == ["batch"]
+    assert [each.kind for each in explain(_step(hosts=2, reduction=36, **step)).changes] == ["accumulate"]
     assert explain(_step(hosts=2, difference=0.14, reduction=36, **step)).changes == ()
     assert explain(_step(hosts=2, reduction=20, **step)).changes == ()  # 9 %: a larger batch changes the training
 
