@@ -43,6 +43,7 @@ class ProgramFacts:
     loader_processes: int = UNKNOWN
     free_cores: float = float(UNKNOWN)
     device: str = ""
+    host_wait: float = 0.0
 
 
 NO_FACTS = ProgramFacts()

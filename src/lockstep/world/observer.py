@@ -356,8 +356,12 @@ class Observer(TorchHooks):
         self._io = self._io or IoSampler(IO_SECONDS, is_first, self.guard(publish))
 
     def read_facts(self) -> ProgramFacts:
-        about = {"threads": sys.modules["torch"].get_num_threads(), "loader_processes": self.loaders.processes}
+        about: dict[str, Any] = {
+            "threads": sys.modules["torch"].get_num_threads(),
+            "loader_processes": self.loaders.processes,
+        }
         device = self.clock.clock.device.type if self.clock.clock else ""
+        about["host_wait"] = round(self.clock.take_host_wait(), 6)
         return self._facts.read(self._optimizer(), self._wrapper(), usable_cores(), device=device, **about)
 
     def finish(self) -> None:

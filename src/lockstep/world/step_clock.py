@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 MAX_MARKS = 512  # of steps that are not yet read; at more, about half of them are read
 MAX_STEP_MARKS = 2000  # in one step of a script; time after them counts as waiting
+AT_ONCE = 0.2  # share of a host's wait that its phase takes on the device, at most
 MAX_STEPS = 1000  # of a script, between two calls of `take_ready`; earlier ones are dropped
+
+
+Mark = tuple[
+    Phase | None, Any, float, bool
+]  # phase that starts, device's and host's time, whether the device is behind
 
 
 class DeviceClock:
@@ -30,31 +36,31 @@ class DeviceClock:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._has_streams = accelerator.overlaps(device)
+        self.has_streams = accelerator.overlaps(device)
 
     def now(self) -> Any:
         """Return a timestamp after all work submitted to the device so far."""
-        if not self._has_streams:
+        if not self.has_streams:
             return time.perf_counter()
         return accelerator.timestamp(self.device)
 
     def wait_for(self, timestamp: Any) -> None:
         """Wait until the device has reached a timestamp."""
-        if self._has_streams:
+        if self.has_streams:
             timestamp.synchronize()
 
     @property
     def has_time(self) -> bool:
         """Whether timestamps can be taken now: not while the current stream is capturing a graph."""
-        return not (self._has_streams and accelerator.is_capturing(self.device))
+        return not (self.has_streams and accelerator.is_capturing(self.device))
 
     def is_reached(self, timestamp: Any) -> bool:
         """Whether the device has reached a timestamp."""
-        return not self._has_streams or bool(timestamp.query())
+        return not self.has_streams or bool(timestamp.query())
 
     def seconds(self, start: Any, end: Any) -> float:
         """Return the time between two timestamps, both of which the device has reached."""
-        return float(start.elapsed_time(end)) / 1000 if self._has_streams else float(end - start)
+        return float(start.elapsed_time(end)) / 1000 if self.has_streams else float(end - start)
 
 
 class StepClock:
@@ -83,8 +89,9 @@ class StepClock:
         self._phase: Phase | None = None
         self.pauses = 0
         self._waiting = 0  # number of threads that wait for other workers
-        self._marks: list[tuple[Phase | None, Any]] = []  # the starts of phases in the current step
-        self._unread: deque[list[tuple[Phase | None, Any]]] = deque()  # of earlier steps, each with the step's end
+        self._marks: list[Mark] = []  # the starts of phases in the current step
+        self._unread: deque[list[Mark]] = deque()  # of earlier steps, each with the step's end
+        self._host_waits = [0.0, 0]  # seconds, and the number of steps in which they were
         self._steps: deque[Phases] = deque(maxlen=MAX_STEPS if first else None)
         if board:
             board.set_flag(TRAINER)
@@ -109,7 +116,13 @@ class StepClock:
         if self.clock is None or not self.clock.has_time:
             return
         if not (self._marks and self._marks[-1][0] == phase):
-            self._marks.append((phase, self.clock.now()))
+            self._marks.append(self._take_mark(self.clock, phase, self.clock.now()))
+
+    def _take_mark(self, clock: DeviceClock, phase: Phase | None, now: Any) -> Mark:
+        """Return a mark with the host's time, and whether the device still has work from before the last mark."""
+        if not clock.has_streams:
+            return phase, now, 0.0, False
+        return phase, now, time.perf_counter(), bool(self._marks) and not clock.is_reached(self._marks[-1][1])
 
     def pause(self) -> None:
         """Count the time as waiting, before this thread waits for other workers."""
@@ -140,13 +153,17 @@ class StepClock:
 
     def _end(self, clock: DeviceClock, now: Any) -> None:
         if self._marks:
-            self._unread.append([*self._marks, (None, now)])
+            end = self._take_mark(clock, None, now)
+            self._unread.append([*self._marks, end])
+            first = WAITING if self._waiting else self._first
+            self._marks = [(first, *end[1:])] if self._first else []
+        elif self._first:
+            self._marks = [self._take_mark(clock, WAITING if self._waiting else self._first, now)]
         self._phase = self._first
-        self._marks = [(WAITING if self._waiting else self._first, now)] if self._first else []
         self._read_reached(clock)
         if sum(map(len, self._unread)) > MAX_MARKS and len(self._unread) > 1:
             half = len(self._unread) // 2
-            marks = [mark for step in islice(self._unread, half) for _, mark in step]
+            marks = [mark for step in islice(self._unread, half) for _, mark, *_ in step]
             for mark in reversed(marks):  # waits once, unless there are several streams
                 if not clock.is_reached(mark):
                     clock.wait_for(mark)
@@ -156,16 +173,28 @@ class StepClock:
     def _read_reached(self, clock: DeviceClock) -> None:
         """Read the steps that the device has finished."""
         # Another thread may use another stream, so the end of a step may be reached before its other marks.
-        while self._unread and all(clock.is_reached(mark) for _, mark in reversed(self._unread[0])):
+        while self._unread and all(clock.is_reached(mark) for _, mark, *_ in reversed(self._unread[0])):
             self._read(clock)
 
     def _read(self, clock: DeviceClock) -> None:
         """Read the oldest unread step."""
         step: dict[Phase, float] = {}
-        for (phase, start), (_, end) in pairwise(self._unread.popleft()):
+        self._host_waits[1] += 1
+        for (phase, start, before, was_behind), (_, end, after, is_behind) in pairwise(self._unread.popleft()):
             if phase is not None:
-                step[phase] = step.get(phase, 0.0) + clock.seconds(start, end)
+                seconds = clock.seconds(start, end)
+                step[phase] = step.get(phase, 0.0) + seconds
+                # The host came here before the device, and left when the device had nothing left to do.
+                if was_behind and not is_behind and seconds < AT_ONCE * (after - before):
+                    self._host_waits[0] += after - before - seconds
         self._steps.append(step)
+
+    def take_host_wait(self) -> float:
+        """Return the mean seconds of a step in which the host waited for the device, since the last call."""
+        with self._lock:
+            seconds, steps = self._host_waits
+            self._host_waits = [0.0, 0]
+            return seconds / max(steps, 1)
 
     def take(self) -> Sequence[Phases]:
         """Return the seconds of each phase for every step that ended since the last call; waits for the device."""

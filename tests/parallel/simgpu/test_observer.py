@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("simulated_gpu")
 
 GPU = torch.device("privateuseone", 0)  # simgpu:0 in its processes
 SLOW_US = 20_000  # in each forward pass; the host takes less for a step
+OPERATION_US = 2000  # far more than the host takes to enqueue an operation
 STEPS = 12
 LONG_SECONDS = 0.2  # more than all else in a step on a busy machine
 
@@ -72,6 +73,27 @@ def _train_with_buffers(world: World) -> dict[str, float]:
         return seconds
 
 
+def _wait(reads: str) -> float:
+    """Train with values that are read in each step; return the time in which the host waited."""
+    observer = Observer()
+    observe(observer)
+    model = torch.nn.Linear(4, 1).to(GPU)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images = torch.ones(8, 4, device=GPU)
+    simgpu.delays(operation_us=OPERATION_US)
+    for _ in range(STEPS):
+        loss = model(images).mean()
+        loss.backward()
+        if reads == "before":
+            loss.item()
+        optimizer.step()
+        if reads == "after":
+            loss.item()
+    torch.accelerator.synchronize()
+    observer.clock.take()
+    return observer.clock.take_host_wait()
+
+
 def _measure() -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
     os.environ["RANK"] = "0"
@@ -95,6 +117,15 @@ def test_observing_measures_the_device_without_host_waits(tmp_path: Path) -> Non
     assert observed.state.gradients
     assert (observed.steps, observed.samples) == (STEPS, None)
     assert observed.per_step["before_backward"] >= SLOW_US / 2e6
+
+
+@pytest.mark.parametrize("reads", ["before", "after"])
+def test_waits_of_the_host_are_found(reads: str) -> None:
+    assert run_on_gpu(_wait, reads) >= OPERATION_US / 1e6
+
+
+def test_a_host_that_runs_ahead_does_not_wait() -> None:
+    assert run_on_gpu(_wait, "") == 0.0
 
 
 def test_a_measurement_ends_when_the_device_has_finished() -> None:
