@@ -12,6 +12,7 @@ from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others, slows_others
 
 COMPUTE = ("forward", "backward", "metrics", "optimizer")
+FORWARD_PASSES = 2.0  # that a backward pass on a CPU takes
 TENSOR_SECONDS = 6e-5  # of forward and backward for each parameter tensor, however small the batch
 
 
@@ -75,6 +76,13 @@ class MeasuredStep:
             return 0.0
         least = min(self.by_rank(WAITING))
         return least if self.transfer_seconds is None else min(least, self.transfer_seconds)
+
+    @property
+    def slowed_backward(self) -> float:
+        """The estimated time that the backward pass takes longer on a CPU, because it shares that with the exchange."""
+        if not self.is_on_cpu or self.hosts < 2 or not self.of("forward"):
+            return 0.0
+        return max(0.0, min(self.transfer, self.of("backward") - FORWARD_PASSES * self.of("forward")))
 
     @property
     def wire_bytes(self) -> float:

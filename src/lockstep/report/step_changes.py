@@ -23,7 +23,7 @@ HOST_RATE, GPU_HOST_RATE = 4e8, 5e9  # bytes per second within a host, at least
 CAST_SECONDS = 3e-10  # per byte of gradients, to 16 bits and back, on a CPU
 POWERSGD_SECONDS = 2.4e-9  # per byte of gradients and thread of a CPU
 GPU_SECONDS = 2e-12  # for both on a GPU
-POWERSGD_SHARE = 0.02  # of the bytes
+POWERSGD_SHARE = 0.015  # of the bytes
 MIN_POWERSGD_BYTES = 4e6
 MAX_PROCESSES = 16
 PASSES = 4
@@ -52,13 +52,26 @@ class ProposedChange:
     value: int = 0
 
     def describe(self) -> str:
+        if not self.high:
+            return self.action
         return f"{self.action}: {percent(self.gain)} less time per sample ({percent(self.low)} to {percent(self.high)})"
 
 
 def best_changes(step: MeasuredStep, slow: SlowRank | None) -> tuple[ProposedChange, ...]:
     """Return the changes that save most, if that is worth it, and more than the measurements differ."""
     found = [each for each in possible_changes(step, slow) if each.gain >= _least(each, step) and each.low >= CERTAIN]
-    return tuple(sorted(found, key=lambda change: -change.gain)[:MAX_CHANGES])
+    waits = _host_waits(step)
+    return (*sorted(found, key=lambda change: -change.gain)[: MAX_CHANGES - len(waits)], *waits)
+
+
+def _host_waits(step: MeasuredStep) -> list[ProposedChange]:
+    """Return the advice to let the host run ahead of a GPU; what that saves depends on the program."""
+    seconds = step.facts.host_wait
+    if seconds < WORTH * step.seconds:
+        return []
+    where = "such as in .item(), .cpu() or print(loss)"
+    action = f"let the host run ahead of the GPU: it waits for the GPU {1e3 * seconds:.3g} ms of each step, {where}"
+    return [ProposedChange("host waits", action)]
 
 
 def _least(change: ProposedChange, step: MeasuredStep) -> float:
@@ -97,13 +110,17 @@ def _compressions(step: MeasuredStep) -> Iterator[ProposedChange]:
     if facts.exchange not in COMPRESS or facts.element_bytes != 4:
         return
     cost = (CAST_SECONDS if step.is_on_cpu else GPU_SECONDS) * facts.gradient_bytes
+    slowed = step.slowed_backward
     overlap = min(most, step.of("backward")) / 4  # the shorter exchange may overlap more of the backward pass
     action = COMPRESS[facts.exchange]
-    yield _change(step, "compress", action, most / 2 - cost, least / 2 - 3 * cost, most / 2 + overlap)
+    yield _change(step, "compress", action, (most + slowed) / 2 - cost, least / 2 - 3 * cost, most / 2 + overlap)
     if facts.exchange == "ddp" and facts.gradient_bytes >= MIN_POWERSGD_BYTES:
         cost = (POWERSGD_SECONDS / max(facts.threads, 1) if step.is_on_cpu else GPU_SECONDS) * facts.gradient_bytes
         least, most = ((1 - POWERSGD_SHARE) * seconds for seconds in (least, most))
-        yield _change(step, "powersgd", POWERSGD, most - cost, least - 2 * cost, most - cost / 3)
+        upper, action = most + slowed - cost / 3, POWERSGD
+        if step.is_on_cpu:  # Gloo matches collectives by their order, which differs with several buckets in flight
+            action += f", in one bucket: bucket_cap_mb={math.ceil(facts.gradient_bytes / 1e6) + 1}"
+        yield _change(step, "powersgd", action, most + slowed - cost, least - 2 * cost, upper)
 
 
 def _larger_batch(step: MeasuredStep) -> ProposedChange:
@@ -111,9 +128,9 @@ def _larger_batch(step: MeasuredStep) -> ProposedChange:
     share, fixed = 1 - 1 / PASSES, step.fixed_seconds
     once = step.transfer + step.of("optimizer")
     kind, action = "accumulate", f"accumulate {PASSES} passes per exchange, or use {PASSES} times the batch"
-    saved = once
+    saved = once + step.slowed_backward
     if fixed > 0.5 * step.of("forward", "backward"):
-        kind, action, saved = "batch", f"{PASSES} times the batch per worker", once + fixed
+        kind, action, saved = "batch", f"{PASSES} times the batch per worker", saved + fixed
     overlap = min(step.of("backward"), 2 * step.transfer)  # at most, of an exchange that slows the backward pass
     most = max(saved, once + 1.5 * fixed) + overlap
     action += ", with a learning rate to match"

@@ -49,7 +49,7 @@ def test_a_verdict_is_printed_with_its_changes(tmp_path: Path, capsys: pytest.Ca
     assert [each[:5] for each in changes] == ["  1. ", "  2. "]
     assert main(["explain", "--json", str(folder)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["name"], found["bound"], found["changes"][0]["kind"]) == ("steps", "slow link", "accumulate")
+    assert (found["name"], found["bound"], found["changes"][0]["kind"]) == ("steps", "slow link", "powersgd")
 
 
 @pytest.mark.parametrize("words", [[], ["none"], ["short"]])
