@@ -73,7 +73,8 @@ def variant_of(change: ProposedChange, program: RecordedProgram) -> Variant | No
     """Return the program with a change; None if only its author can make the change."""
     if program.config:
         flags = _flags(change, program)
-        return Variant(replace(program, words=(*program.words, *flags))) if flags else None
+        outside = "powersgd" if change.kind == "powersgd" else ""  # starts early
+        return Variant(replace(program, words=(*program.words, *flags)), outside) if flags else None
     if change.kind in ("accumulate", "batch") and program.batch:
         return Variant(replace(program, batch=change.value * program.batch))
     if change.kind == "threads":
@@ -135,8 +136,8 @@ def try_changes(program: RecordedProgram, changes: Sequence[ProposedChange], ste
             for number, trial in enumerate(wanted):
                 if not trial.reason:
                     _measure(trial, jobs, length, steps, Path(scratch, f"{turn}-{number}"))
-            if unchanged.reason:
-                raise LockstepError(f"{FLAG}: the unchanged program cannot be measured: {unchanged.reason}")
+                if unchanged.reason:
+                    raise LockstepError(f"{FLAG}: the unchanged program cannot be measured: {unchanged.reason}")
     return [unchanged, *tried]
 
 

@@ -26,9 +26,8 @@ AT_ONCE = 0.2  # share of a host's wait that its phase takes on the device, at m
 MAX_STEPS = 1000  # of a script, between two calls of `take_ready`; earlier ones are dropped
 
 
-Mark = tuple[
-    Phase | None, Any, float, bool
-]  # phase that starts, device's and host's time, whether the device is behind
+# The phase that starts, the device's time and the host's, and whether the device has earlier work left.
+Mark = tuple[Phase | None, Any, float, bool]
 
 
 class DeviceClock:

@@ -57,6 +57,7 @@ def test_training_is_changed_by_its_flags(flags: str, change: ProposedChange, ad
         return
     assert variant is not None
     assert variant.program.words == (*program.words, *added.split())
+    assert variant.outside == ("powersgd" if change.kind == "powersgd" else "")  # without many plain steps before
     parse_train(variant.program.words[4:])
 
 
