@@ -30,6 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
+from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.files.untrusted import printable
 from lockstep.launch.machine_doctor import examine
@@ -295,10 +296,11 @@ def _measure(store: Store, hosts: list[str], member: int, library: str, seconds:
     large_bytes = LARGE_BYTES if library == GLOO else LARGE_DEVICE_BYTES
     try:
         group: Any  # its stub is empty
-        if library == GLOO:
-            group = ProcessGroupGloo(store, member, len(hosts), timeout)
-        else:
-            group = accelerator.group(store, member, len(hosts), device, timeout)
+        with publisher.joining():  # or the launcher would say that the workers did not work together
+            if library == GLOO:
+                group = ProcessGroupGloo(store, member, len(hosts), timeout)
+            else:
+                group = accelerator.group(store, member, len(hosts), device, timeout)
         small, large = torch.zeros(1, device=device), torch.zeros(large_bytes // 4, device=device)
 
         def reduce(tensor: torch.Tensor) -> None:
