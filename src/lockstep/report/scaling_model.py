@@ -124,7 +124,7 @@ def fit(series: Series, only: Collection[int] = ()) -> Model:
     points = tuple(point for point in series.points if not only or point.workers in only)
     if len(points) < MIN_COUNTS:
         raise DataError(
-            f"{series.label}: a fit needs at least {MIN_COUNTS} numbers of workers, got only "
+            f"{series.label}, {series.mode} scaling: a fit needs at least {MIN_COUNTS} numbers of workers, got only "
             f"{listed(point.workers for point in points)}; measure more with `lockstep study scaling --np`"
         )
     spreads = np.array([_spread(point) for point in points])

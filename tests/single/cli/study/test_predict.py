@@ -76,7 +76,10 @@ def test_damaged_records_are_named_and_the_rest_is_fitted(here: Path, capsys: py
     assert main(["study", "predict", str(file), "--np", "4"]) == 0
     said = capsys.readouterr()
     assert said.err.count("warning: skipped scaling record") == 3
-    assert "not fitted: resnet18, job alone: a fit needs at least 3 numbers of workers, got only 1" in said.err
+    assert (
+        "not fitted: resnet18, job alone, weak scaling: a fit needs at least 3 numbers of workers, got only 1"
+        in said.err
+    )
     assert "Traceback" not in said.err
     assert "1,500" in said.out
 
