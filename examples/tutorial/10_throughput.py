@@ -56,7 +56,8 @@ def main(batch_size: int, steps: int) -> None:
     dist.all_reduce(times, op=dist.ReduceOp.MAX)  # the slowest worker's time is the job's
     full, alone = times.tolist()
     if dist.get_rank() == 0:
-        print(f"{size} workers, global batch {batch_size * size}: {batch_size * size / full:,.0f} images/s")
+        workers = "1 worker" if size == 1 else f"{size} workers"
+        print(f"{workers}, global batch {batch_size * size}: {batch_size * size / full:,.0f} images/s")
         print(f"a step takes {1e3 * full:.1f} ms, without the exchange {1e3 * alone:.1f} ms")
     dist.destroy_process_group()
 
