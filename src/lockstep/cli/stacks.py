@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
@@ -29,6 +30,8 @@ class StacksCommand:
     """Process number of a launcher. Default: all your jobs on this host."""
     full: bool = False
     """Show all frames, not only the innermost eight."""
+    json: bool = False
+    """Print one JSON object per job, with all frames of each group of workers."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("no job runs on this host; run this on the host where you started the job")
     chosen = jobs if command.job is None else [command.job]
     for number, pid in enumerate(chosen):
-        if number:
+        if number and not command.json:
             print()
         try:
             typed, workers = ask(pid)
@@ -49,10 +52,20 @@ def main(arguments: Sequence[str]) -> int:
             silent = f"launcher {pid} does not respond: {error}"
             if len(chosen) == 1:
                 raise WorldError(silent) from None
-            print(silent)
+            print(json.dumps({"process": pid, "error": str(error)}) if command.json else silent)
+            continue
+        if command.json:
+            print(json.dumps({"process": pid, "command": typed, "groups": _to_mappings(workers)}))
             continue
         _print_job(f"{typed} · process {pid}", workers, None if command.full else MAX_FRAMES)
     return 0
+
+
+def _to_mappings(workers: Sequence[tuple[str, WorkerState]]) -> list[dict[str, Any]]:
+    """Return the groups of workers for programs, each stack with its innermost frame first."""
+    hosts = {state.rank: host for host, state in workers}
+    groups = grouped([state for _, state in workers])
+    return [{**asdict(group), "hosts": sorted({hosts[rank] for rank in group.ranks})} for group in groups]
 
 
 def _print_job(title: str, workers: Sequence[tuple[str, WorkerState]], most_frames: int | None) -> None:

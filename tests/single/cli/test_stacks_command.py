@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lockstep.cli import main, stacks
-from lockstep.diagnosis.inspection import WorkerState
+from lockstep.diagnosis.inspection import Frame, WorkerState
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +56,16 @@ def test_launcher_that_does_not_respond_does_not_hide_others(
 def test_missing_job_is_one_line(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stacks", *words]) == 2
     assert capsys.readouterr().err == f"lockstep stacks: error: {hint}\n"
+
+
+def test_json_has_an_object_for_each_job(
+    jobs: dict[int, list[tuple[str, WorkerState]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack = (Frame("train.py", 7, "main"),)
+    jobs |= {5: [], 6: [(f"node{rank}", WorkerState(rank, pid=12, stack=stack)) for rank in range(2)]}
+    assert main(["stacks", "--json"]) == 0
+    silent, job = map(json.loads, capsys.readouterr().out.splitlines())
+    assert silent == {"process": 5, "error": "timed out"}
+    assert (job["process"], job["command"]) == (6, "job 6")
+    (group,) = job["groups"]
+    assert (group["ranks"], group["hosts"], group["stack"][0]["line"]) == ([0, 1], ["node0", "node1"], 7)
