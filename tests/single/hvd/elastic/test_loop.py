@@ -14,6 +14,7 @@ from lockstep.hvd.elastic import TorchState, loop, run, run_fn
 from lockstep.hvd.elastic.state import ObjectState
 from lockstep.hvd.engine import context as engine
 from lockstep.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from lockstep.world import MemberState
 
 
 class Told(ObjectState):
@@ -68,6 +69,7 @@ def test_a_device_error_after_a_loss_checks_the_device(
     @run
     def train(state: TorchState) -> None:
         if is_over:
+            node.wait_until(lambda: node.workers.state(7) == MemberState.STAYS)  # it is connected
             node.tell(over=True)
         raise RuntimeError("illegal memory access")
 
