@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import truediv
-from statistics import StatisticsError, correlation, fmean, median, variance
+from statistics import fmean, median, variance
 from typing import Literal, NamedTuple
 
 QUANTILES = (63.7, 9.92, 5.84, 4.6, 4.03, 3.71, 3.5, 3.36, 3.25, 3.17)  # of Student's t for 99 %, by degrees of freedom
 MAX_RATIO = math.log(1000.0)  # at which intervals are cut
 MAX_BLOCKS = 10  # of a run
-MAX_CORRELATION = 0.8  # of neighboring blocks
 QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
-MIN_RECORDS = 3  # of a run
+MIN_RECORDS, MIN_RUNS = 3, 3  # of a run, of a job
 MIN_SHARE = 0.05  # of the step: shorter parts are too noisy to compare with
 SAME_BATCH = 0.01  # relative difference, as the last batch of an epoch may be smaller
+UNEVEN = 4.0  # times the change of the usual part: that of the whole, where other work takes the memory's bandwidth
 OTHER_CORES = 0.2  # busy with other work, at which a step is slower
 MAX_BOUND = 0.1  # a wider interval around no difference is unclear
 WHOLE = "all"  # the name of the step beside those of its parts
@@ -116,7 +116,8 @@ def compare(a: Job, b: Job) -> Comparison:
         own, usual = _computing(changes, seconds)
         rests = ([_beyond(each, own, usual) for each in side] for side in sides)
         interval = measured.over(difference(*rests, inflation=inflation))
-        if _slower_is_busier(sides, measured):
+        all_changed = fmean(changes[name].middle for name in usual) * math.copysign(UNEVEN, measured.middle)
+        if all_changed > abs(measured.middle) or _slower_is_busier(sides, measured):
             interval = interval.over(Interval(0.0, 0.0, 0.0))
     noun: Literal["step", "sample"] = "step" if has_same else "sample"
     return Comparison(measured, interval, noun, alternate, seconds, _cause(changes, seconds))
@@ -134,7 +135,8 @@ def _undisturbed(job: Job) -> Job:
     most = busy[len(busy) // 10] + OTHER_CORES
     kept = [[each for each in run if each.busy_cores is not None and each.busy_cores <= most] for run in job]
     kept = [run for run in kept if len(run) >= MIN_RECORDS]
-    return kept if 2 * sum(map(len, kept)) >= len(busy) else job
+    is_enough = len(kept) >= MIN_RUNS if len(job) > 1 else 2 * sum(map(len, kept)) >= len(busy)
+    return kept if is_enough else job
 
 
 def _slower_is_busier(sides: Sequence[Sequence[StepTimes]], measured: Interval) -> bool:
@@ -163,26 +165,17 @@ def difference(a: Sequence[float], b: Sequence[float], *, inflation: float | Non
     """Return the relative difference between two sets of logarithms of times (Welch's t-test).
 
     Args:
-        inflation: By how much the variance of a mean is larger than that of independent values; None: each set is in
-            the order of time, and the correlation of neighbors shows it.
+        inflation: By how much the variance of a mean is larger than that of independent values; None: it is that of a
+            single value, as the sets are parts of one run each, and runs differ as much as their parts do.
     """
     middle, reach = fmean(b) - fmean(a), MAX_RATIO
     if min(len(a), len(b)) > 1:
-        errors = [variance(side) / len(side) * (inflation or _inflation(side)) for side in (a, b)]
+        errors = [variance(side) / len(side) * (inflation or len(side)) for side in (a, b)]
         squares = sum(error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True))
         freedom = max(1, int(sum(errors) ** 2 / squares)) if squares else 1
         reach = QUANTILES[min(freedom, len(QUANTILES)) - 1] * math.sqrt(sum(errors))
     ends = (max(-MAX_RATIO, min(end, MAX_RATIO)) for end in (middle - reach, middle, middle + reach))
     return Interval(*map(math.expm1, ends))
-
-
-def _inflation(values: Sequence[float]) -> float:
-    """Return by how much the correlation of neighbors enlarges the variance of the mean."""
-    try:
-        shared = min(max(correlation(values[:-1], values[1:]), 0.0), MAX_CORRELATION)
-    except StatisticsError:  # too few values, or constant ones
-        shared = 0.0
-    return (1 + shared) / (1 - shared)
 
 
 def _blocks(records: Sequence[StepTimes], most: int) -> list[StepTimes]:

@@ -95,6 +95,7 @@ SLOW_FORWARD = {"forward": 1.2}
         (_job(busy_cores=[1.0]), _job(SLOW_FORWARD, busy_cores=[2.0], start=200), "unclear"),
         (_job(SLOW_FORWARD, busy_cores=[2.0]), _job(busy_cores=[1.0], start=200), "unclear"),
         (_job(busy_cores=[1.0]), _job({"forward": 0.8}, busy_cores=[2.0], start=200), "faster"),  # by more threads
+        (_job(), _job({**dict.fromkeys(PARTS, 1.15), "optimizer": 2.0}, start=200), "unclear"),  # for the memory
         # in some records of a run
         (_job(busy_cores=[1.0]), _job(busy=[1.3] * 8, busy_cores=[2.0] * 8 + [1.0], start=200), "no difference"),
         (_job(busy_cores=[1.0]), _job(busy=[1.3] * 8, start=200), "unclear"),
