@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from commands import LOCKSTEP, run
 
@@ -65,6 +66,7 @@ def test_a_script_is_changed_from_outside(tmp_path: Path) -> None:
     assert not (tmp_path / "finished").exists()
 
 
+@pytest.mark.long  # nine trainings: a minute and a half beside other tests
 def test_training_is_repeated_with_other_flags(tmp_path: Path) -> None:
     """The folder of the run stays as it is."""
     folder = tmp_path / "runs" / "a"
