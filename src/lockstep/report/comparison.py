@@ -2,8 +2,8 @@
 
 Other work on a machine slows the parts of a step, for seconds or for whole runs. Records with more busy cores than the
 others of their job are left out, if enough remain. If the runs of the two jobs alternate, other work affects both, and
-the quieter half of the runs shows the difference best. Otherwise, it may explain any change of waits, the median change
-of the computing parts, and all of a slowdown with more busy cores; the interval covers the difference without that.
+the quieter half of the runs shows the difference best. Otherwise, it may explain any change of waits, several times the
+median change of the computing parts, and a slowdown with more busy cores; the interval covers what remains without it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _per_sample(times: StepTimes, batch: float) -> StepTimes:
 
 
 def _undisturbed(job: Job) -> Job:
-    """Return the runs' records without other work, as far as known; all, if that is less than half of them."""
+    """Return the records without other work, as far as known; all, if few runs, or half of the only one, have none."""
     busy = sorted(each.busy_cores for run in job for each in run if each.busy_cores is not None)
     if len(busy) < sum(map(len, job)):
         return job
