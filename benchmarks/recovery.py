@@ -9,12 +9,17 @@ all start again; and under hvd.elastic. In "two of three go on", the worker is l
 which was reached by a shell instead of ssh, is killed, too, and cannot be started again. Some kinds have a compiled
 model, for any batch size; one also has a device whose context takes 2 s.
 
-The last table shows what `lockstep.survive` costs while no worker is lost, in steps of a ResNet-18. 35 minutes.
+"lockstep train" is read from outside: from the kill to the record of the next step in metrics.jsonl, beside the seconds
+in the job's own message.
+
+The last table shows what `lockstep.survive` costs while no worker is lost, in steps of a ResNet-18. 40 minutes.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -182,6 +187,28 @@ def start(name: str, workers: int) -> dict[str, float]:
         return {"to the next step": following - killed}
 
 
+def start_trainer(workers: int) -> dict[str, float]:
+    """Kill a worker of `lockstep train digits` after 60 steps; return the seconds until its next record of a step."""
+    with TemporaryDirectory() as text:
+        metrics = Path(text) / "run" / "metrics.jsonl"
+        options = f"-np {workers} --device cpu --max-restarts 1 --log-every 1 --epochs 5 --run-dir {metrics.parent}"
+        command = [str(Path(sys.executable).with_name("lockstep")), "train", "digits", *options.split()]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as job:
+            while job.poll() is None and not (metrics.exists() and metrics.read_text().count('"kind": "step"') >= 60):
+                time.sleep(0.01)
+            processes = psutil.Process(job.pid).children(recursive=True)
+            last = max(process.pid for process in processes if "train" in process.cmdline())
+            killed = time.time()
+            os.kill(last, signal.SIGKILL)
+        if job.returncode != 0:
+            sys.exit(f"lockstep train: exit code {job.returncode}")
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        [generation] = [record for record in records if record["kind"] == "generation"]
+        steps = [record for record in records if record["kind"] == "step" and record["unix_time"] > killed]
+        following = min(step["unix_time"] for step in steps if step["step"] == generation["step"])
+        return {"to the next step": following - killed, "by the message": generation["seconds"]}
+
+
 def main() -> None:
     # Not imported by the programs, which it would slow down.
     from harness import Bar, argument, rounds
@@ -195,6 +222,8 @@ def main() -> None:
         if kind.loses and not kind.loses_host
     }
     compare_readings("recovery: loss of a worker", contestants, {}, "seconds", count)
+    contestants = {f"lockstep train, {workers} workers": partial(start_trainer, workers) for workers in (2, 3)}
+    compare_readings("recovery: lockstep train", contestants, {}, "seconds", count)
     contestants = {name: partial(start, name, 3) for name, kind in KINDS.items() if kind.loses_host}
     bars = {("to the next step", "all that is slow"): Bar("at most", 1.2)}
     compare_readings("recovery: loss of a host", contestants, bars, "seconds", count)
