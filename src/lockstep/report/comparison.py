@@ -1,9 +1,10 @@
 """Compare the steps of two jobs: the difference of their time with its interval, and the part of a step that causes it.
 
 Other work on a machine slows the parts of a step, for seconds or for whole runs. Records with more busy cores than the
-others of their job are left out, if enough remain. If the runs of the two jobs alternate, other work affects both, and
-the quieter half of the runs shows the difference best. Otherwise, it may explain any change of waits, several times the
-median change of the computing parts, and a slowdown with more busy cores; the interval covers what remains without it.
+others of their job are left out, if enough remain. If the runs of the two jobs alternate, other work affects both. Each
+run of B is then compared with those of A before and after it, and the quieter half of A with that of B. Otherwise, it
+may explain any change of waits, several times the median change of the computing parts, and a slowdown with more busy
+cores; the interval covers what remains without it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, combinations_with_replacement, pairwise
 from operator import truediv
 from statistics import fmean, median, variance
 from typing import Literal, NamedTuple
@@ -21,6 +22,7 @@ MAX_RATIO = math.log(1000.0)  # at which intervals are cut
 MAX_BLOCKS = 10  # of a run
 QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
 MIN_RECORDS, MIN_RUNS = 3, 3  # of a run, of a job
+OUTSIDE = 0.01  # the probability outside an interval of signed ranks
 MIN_SHARE = 0.05  # of the step: shorter parts are too noisy to compare with
 SAME_BATCH = 0.01  # relative difference, as the last batch of an epoch may be smaller
 UNEVEN = 4.0  # times the change of the usual part: that of the whole, where other work takes the memory's bandwidth
@@ -99,11 +101,12 @@ def compare(a: Job, b: Job) -> Comparison:
             for job, batch in zip(jobs, batches, strict=True)
         ]
     by_block = min(len(a), len(b)) == 1
-    jobs = [_undisturbed(job) for job in jobs]
+    in_turn, jobs = jobs, [_undisturbed(job) for job in jobs]
     sides = [[each for run in job for each in _blocks(run, MAX_BLOCKS if by_block else 1)] for job in jobs]
     whole = (_logarithms(side, WHOLE) for side in sides)
     measured = difference(*whole, inflation=None if by_block else 1.0)
     if alternate := not by_block and _alternate(*sides):
+        measured = _in_turn(*in_turn) or measured
         sides = [_quiet([_blocks(_quiet(run), 1)[0] for run in job]) for job in jobs]
     names = [name for name in sides[0][0].seconds if all(each.seconds.get(name) for side in sides for each in side)]
     logs = {name: [_logarithms(side, name) for side in sides] for name in names}
@@ -155,10 +158,10 @@ def _quiet(times: Sequence[StepTimes]) -> list[StepTimes]:
 
 
 def _agreed(measured: Interval, quiet: Interval) -> Interval:
-    """Return the interval of quiet runs if all runs agree with them, or else that of all, if it is certain."""
-    if quiet.is_certain and measured.low <= quiet.middle <= measured.high:
-        return quiet
-    return measured if measured.is_certain and not quiet.is_certain else measured.over(quiet)
+    """Return the interval of quiet runs if it is certain and all runs agree with it, or else that of all."""
+    if not quiet.is_certain:
+        return measured
+    return quiet if measured.low <= quiet.middle <= measured.high else measured.over(quiet)
 
 
 def difference(a: Sequence[float], b: Sequence[float], *, inflation: float | None = 1.0) -> Interval:
@@ -199,6 +202,32 @@ def _alternate(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
     """Return whether the runs of two jobs take turns, rather than those of one following those of the other."""
     order = sorted([(run.unix_time, side) for side, runs in enumerate((a, b)) for run in runs])
     return sum(before[1] != after[1] for before, after in pairwise(order)) > min(len(a), len(b))
+
+
+def _in_turn(a: Job, b: Job) -> Interval | None:
+    """Return the difference between neighboring runs in turn, however slowly the machine's speed changes meanwhile.
+
+    It contains that of runs of B from those just before and from those just after; None if there are too few.
+    """
+    sides = ([_blocks(run, 1)[0] for run in job] for job in (a, b))
+    runs = sorted((run.unix_time, side, math.log(run.seconds[WHOLE])) for side, job in enumerate(sides) for run in job)
+    neighbors = [(first, second) for first, second in pairwise(runs) if first[1] != second[1]]
+    after = _signed_ranks([second[2] - first[2] for first, second in neighbors if second[1]])
+    before = _signed_ranks([first[2] - second[2] for first, second in neighbors if first[1]])
+    return after.over(before)._replace(middle=(after.middle + before.middle) / 2) if after and before else None
+
+
+def _signed_ranks(differences: Sequence[float]) -> Interval | None:
+    """Return the interval of Wilcoxon's signed-rank test, which outliers hardly change; None if there are too few."""
+    counts = [1]  # of the signs of ranks 1 to n by the sum of the positive ranks
+    for rank in range(1, len(differences) + 1):
+        counts = [a + b for a, b in zip(counts + [0] * rank, [0] * rank + counts, strict=True)]
+    most = OUTSIDE / 2 * 2 ** len(differences)
+    outside = sum(total <= most for total in accumulate(counts))
+    means = sorted((a + b) / 2 for a, b in combinations_with_replacement(differences, 2))
+    if not outside:
+        return None
+    return Interval(*map(math.expm1, (means[outside - 1], median(means), means[-outside])))
 
 
 def _computing(changes: Mapping[str, Interval], seconds: Mapping[str, Pair]) -> tuple[list[str], list[str]]:

@@ -106,6 +106,16 @@ def test_other_work_on_the_cores_is_not_taken_for_the_job(a: Job, b: Job, verdic
     assert compare(a, b).verdict == verdict
 
 
+@pytest.mark.parametrize(("slow", "verdict"), [(1.0, "no difference"), (1.06, "slower")])
+def test_a_machine_that_becomes_slower_affects_both(slow: float, verdict: str) -> None:
+    jobs: list[Job] = [[], []]
+    for turn in range(20):
+        job = _job(dict.fromkeys(PARTS, slow) if turn % 2 else None, busy=[1.05**turn] * 20, start=100.0 * turn)
+        jobs[turn % 2] += job
+    found = compare(*jobs)
+    assert (found.verdict, found.measured.middle) == (verdict, pytest.approx(slow - 1, abs=0.005))
+
+
 def test_different_batches_are_compared_by_sample() -> None:
     found = compare(_job(), _job(dict.fromkeys(PARTS, 2.0), samples=128, start=200))
     assert (found.noun, found.verdict) == ("sample", "no difference")
