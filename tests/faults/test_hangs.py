@@ -15,7 +15,7 @@ import psutil
 import pytest
 from commands import LOCKSTEP, run, started
 
-from lockstep.diagnosis.board import AT_QUESTION, QUESTION
+from lockstep.diagnosis.board import Layout
 from lockstep.errors import HangError
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -133,7 +133,7 @@ def _is_asked(worker: psutil.Process) -> bool:
     """Whether its node process has asked it what it does."""
     with suppress(psutil.Error, OSError, KeyError):
         boards = Path(worker.environ()["LOCKSTEP_PROGRESS"]).glob(f"*-{worker.pid}.board")
-        return any(QUESTION.unpack_from(path.read_bytes(), AT_QUESTION)[0] for path in boards)
+        return any(Layout.from_buffer_copy(path.read_bytes()).question for path in boards)
     return False
 
 

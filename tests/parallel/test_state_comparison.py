@@ -16,7 +16,7 @@ from checked_programs import CORRECT, FAULTS
 from worker_group import run_in_workers
 
 from lockstep.diagnosis.board import Board
-from lockstep.diagnosis.trained_state import TrainedState
+from lockstep.diagnosis.observed_steps import TrainedState
 from lockstep.script_check.answers import Finding
 from lockstep.script_check.hooks import record
 from lockstep.script_check.recorder import Limits

@@ -6,43 +6,50 @@ the next read, a second later, corrects that.
 
 from __future__ import annotations
 
+import ctypes
+import json
 import mmap
 import os
 import signal
-import struct
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from lockstep.diagnosis.observed_steps import SIZE_BYTES as STEPS_BYTES
+from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis.observed_steps import ObservedSteps
 from lockstep.diagnosis.phases import Phase
+from lockstep.errors import ConfigError
+from lockstep.files.untrusted import parse_json
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SUFFIX = ".board"
 STACK_SUFFIX, ANSWER_SUFFIX, GPU_SUFFIX = ".stack", ".answer", ".gpu"  # of files beside the board
 STACK_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else None  # makes a worker write its stack
-VERSION = b"lockstp7"
-IDENTITY = struct.Struct("=8sIiQ")  # version, pid, rank, namespace of process numbers
-REPORT = struct.Struct("=QqI")  # number of reports, step, phase
-FLAGS = struct.Struct("=I")
-SAMPLE = struct.Struct("=QQQ")  # torch's collectives enqueued and completed; fingerprint of the stacks
-QUESTION = struct.Struct("=I")
-ANSWER = struct.Struct("=I")
-WRITES = struct.Struct("=Q")  # number of writes of the observed steps, before and after them: equal if they are whole
-AT_REPORT = IDENTITY.size
-AT_FLAGS = AT_REPORT + REPORT.size
-AT_SAMPLE = AT_FLAGS + FLAGS.size
-AT_QUESTION = AT_SAMPLE + SAMPLE.size
-AT_ANSWER = AT_QUESTION + QUESTION.size
-AT_STEPS = AT_ANSWER + ANSWER.size
-SIZE_BYTES = 2048
+VERSION = b"lockstp8"
 # Flags, see `BoardContent`.
 TRAINER, HVD, TORCH_GROUP, ANSWERS, FINISHED, JOINING, MET, TORCH = 1, 2, 4, 8, 16, 32, 64, 128
 NO_STEP = -1
+
+
+class Layout(ctypes.Structure):
+    """The bytes of a board: what `BoardContent` has, and the observed steps, as JSON."""
+
+    _fields_ = (
+        ("version", ctypes.c_char * len(VERSION)),
+        ("pid", ctypes.c_int32),
+        ("step", ctypes.c_int64),
+        # `namespace`: of process numbers. The steps are whole if as many writes have ended as have begun.
+        *((name, ctypes.c_uint64) for name in ("namespace", "count", "enqueued", "completed", "fingerprint")),
+        *((name, ctypes.c_uint64) for name in ("writes_begun", "writes_ended")),
+        *((name, ctypes.c_uint32) for name in ("rank", "phase", "flags", "question", "answer")),
+        ("steps", ctypes.c_char * 3900),
+    )
+
+
+SIZE_BYTES = ctypes.sizeof(Layout)
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,9 @@ class Board:
 
     Args:
         folder: Where the node process looks for boards.
+
+    Attributes:
+        shared: The memory of the file.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -96,65 +106,57 @@ class Board:
         with self.path.open("x+b") as file:
             file.write(bytes(SIZE_BYTES))  # a full disk is an error here, and would be a SIGBUS in a hole of the file
             file.flush()
-            self._memory = mmap.mmap(file.fileno(), SIZE_BYTES)
-        self._count = 0
-        self._step = NO_STEP
-        self._flags = 0
-        self._step_writes = 0
+            self.shared = Layout.from_buffer(mmap.mmap(file.fileno(), SIZE_BYTES))
         self._lock = threading.Lock()
-        self._phase = PHASES.index("starting")
-        REPORT.pack_into(self._memory, AT_REPORT, 0, NO_STEP, self._phase)
-        IDENTITY.pack_into(self._memory, 0, VERSION, os.getpid(), rank, _namespace())
+        self.shared.step, self.shared.phase = NO_STEP, NUMBERS["starting"]
+        self.shared.pid, self.shared.rank, self.shared.namespace = os.getpid(), rank, _namespace()
+        self.shared.version = VERSION  # last: the board can be read from now on
 
     def report(self, phase: Phase, step: int | None = None) -> None:
         """Publish that this worker enters a phase."""
-        self._phase = NUMBERS[phase]
+        self.shared.phase = NUMBERS[phase]
         if step is not None:
-            self._step = step
+            self.shared.step = step
         self.touch()
 
     def touch(self) -> None:
         """Publish that this worker has made progress."""
-        self._count += 1
-        REPORT.pack_into(self._memory, AT_REPORT, self._count, self._step, self._phase)
+        self.shared.count += 1
 
     def set_flag(self, flag: int, is_set: bool = True) -> None:
         """Set or clear a flag: a component that reports on this board, or `ANSWERS`."""
         with self._lock:
-            self._flags = self._flags | flag if is_set else self._flags & ~flag
-            if flag == JOINING:
-                self._flags |= MET
-            FLAGS.pack_into(self._memory, AT_FLAGS, self._flags)
+            flags = self.shared.flags | flag if is_set else self.shared.flags & ~flag
+            self.shared.flags = flags | MET if flag == JOINING else flags
 
     @property
     def has_met(self) -> bool:
         """Whether this worker has waited for the others to create a process group with it."""
-        return bool(self._flags & MET)
+        return bool(self.shared.flags & MET)
 
     def set_sample(self, enqueued: int, completed: int, fingerprint: int = 0) -> None:
         """Publish the numbers of torch's last started and last finished collective, and the stack's fingerprint."""
-        SAMPLE.pack_into(self._memory, AT_SAMPLE, enqueued, completed, fingerprint)
+        self.shared.enqueued, self.shared.completed, self.shared.fingerprint = enqueued, completed, fingerprint
 
     def publish_steps(self, steps: ObservedSteps) -> None:
         """Publish what has been observed of the program's steps."""
-        self._step_writes += 1
-        number, start = WRITES.pack(self._step_writes), AT_STEPS + WRITES.size
-        self._memory[AT_STEPS:start] = number
-        self._memory[start : start + STEPS_BYTES] = steps.pack()
-        self._memory[start + STEPS_BYTES : start + STEPS_BYTES + WRITES.size] = number
+        text = json.dumps(asdict(steps)).encode()
+        self.shared.writes_begun += 1
+        self.shared.steps = text
+        self.shared.writes_ended += 1
 
     def reader(self) -> BoardReader:
         """Return a reader for this process, which also works after the file is removed."""
-        return BoardReader(self.path, self._memory)
+        return BoardReader(self.path, self.shared)
 
     @property
     def question(self) -> int:
         """The number of the last question; see `BoardReader.ask`."""
-        return int(QUESTION.unpack_from(self._memory, AT_QUESTION)[0])
+        return int(self.shared.question)
 
     def answered(self, question: int) -> None:
         """Publish that the answer to a question can be read."""
-        ANSWER.pack_into(self._memory, AT_ANSWER, question)
+        self.shared.answer = question
 
 
 NUMBERS = {name: number for number, name in enumerate(PHASES)}
@@ -166,52 +168,42 @@ class BoardReader:
     It reads the file: in a mapping of a file that the worker truncates, each access would be a SIGBUS.
 
     Args:
-        memory: The board's memory, in its own process.
+        shared: The board's memory, in its own process.
 
     Raises:
         ValueError: The file is not a board, or not yet.
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path, memory: mmap.mmap | None = None) -> None:
-        self.path = path
-        self._memory = memory
-        self._content = bytes(SIZE_BYTES)
-        version, self.pid, self.rank, namespace = IDENTITY.unpack_from(self._bytes(), 0)
-        if version != VERSION or namespace != _namespace():
+    def __init__(self, path: Path, shared: Layout | None = None) -> None:
+        self.path, self._shared = path, shared
+        self._content = self._copy()
+        if self._content.version != VERSION or self._content.namespace != _namespace():
             raise ValueError(f"{path} is not a board of this version, or of another container")
+        self.pid, self.rank = self._content.pid, self._content.rank
 
     def read(self) -> BoardContent:
         """Return what the board shows now, or what it showed last if it has been removed or truncated."""
         with suppress(OSError, ValueError):
-            self._content = self._bytes()
-        count, step, phase = REPORT.unpack_from(self._content, AT_REPORT)
-        (flags,) = FLAGS.unpack_from(self._content, AT_FLAGS)
-        enqueued, completed, fingerprint = SAMPLE.unpack_from(self._content, AT_SAMPLE)
-        (answer,) = ANSWER.unpack_from(self._content, AT_ANSWER)
-        return BoardContent(
-            pid=self.pid,
-            rank=self.rank,
-            count=count,
-            step=step,
-            phase=PHASES[phase] if phase < len(PHASES) else "running",
-            flags=flags,
-            enqueued=enqueued,
-            completed=completed,
-            fingerprint=fingerprint,
-            answer=answer,
-        )
+            self._content = self._copy()
+        found, names = self._content, ("count", "step", "flags", "enqueued", "completed", "fingerprint", "answer")
+        phase = PHASES[found.phase] if found.phase < len(PHASES) else "running"
+        return BoardContent(self.pid, self.rank, phase=phase, **{name: getattr(found, name) for name in names})
 
     def steps(self) -> ObservedSteps | None:
         """Return what has been observed of the program's steps; None if nothing is, or it is being written.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It has been truncated.
+            ValueError: It has been truncated, or the worker has written something else.
         """
-        content, start = self._bytes(), AT_STEPS + WRITES.size
-        before, after = (WRITES.unpack_from(content, at)[0] for at in (AT_STEPS, start + STEPS_BYTES))
-        return ObservedSteps.unpack(content[start : start + STEPS_BYTES]) if before and before == after else None
+        found = self._copy()
+        if not found.writes_begun or found.writes_begun != found.writes_ended:
+            return None
+        try:
+            return from_mapping(ObservedSteps, parse_json(found.steps), "steps")
+        except (ConfigError, TypeError) as error:
+            raise ValueError(f"{self.path}: {error}") from None
 
     def ask(self) -> int:
         """Ask the worker for its pending collectives; return the number that `BoardContent.answer` then reaches.
@@ -219,20 +211,19 @@ class BoardReader:
         Raises:
             OSError: The board cannot be written.
         """
+        place = vars(Layout)["question"]
         with self.path.open("r+b", buffering=0) as file:
-            found = os.pread(file.fileno(), SIZE_BYTES, 0)
-            number = int(QUESTION.unpack_from(found.ljust(SIZE_BYTES, b"\0"), AT_QUESTION)[0]) + 1
-            os.pwrite(file.fileno(), QUESTION.pack(number), AT_QUESTION)
+            found = os.pread(file.fileno(), SIZE_BYTES, 0).ljust(SIZE_BYTES, b"\0")
+            number = int(Layout.from_buffer_copy(found).question) + 1
+            os.pwrite(file.fileno(), number.to_bytes(place.size, sys.byteorder), place.offset)
         return number
 
-    def _bytes(self) -> bytes:
-        if self._memory:
-            return self._memory[:]
+    def _copy(self) -> Layout:
+        """Return a copy; raises ValueError if the file is too small."""
+        if self._shared:
+            return Layout.from_buffer_copy(self._shared)
         with self.path.open("rb", buffering=0) as file:
-            content = os.pread(file.fileno(), SIZE_BYTES, 0)
-        if len(content) < SIZE_BYTES:
-            raise ValueError(f"{self.path} is not a board")
-        return content
+            return Layout.from_buffer_copy(os.pread(file.fileno(), SIZE_BYTES, 0))
 
 
 def _namespace() -> int:

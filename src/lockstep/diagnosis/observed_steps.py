@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
-from lockstep.diagnosis.trained_state import STATE_LAYOUT, TrainedState
-from lockstep.files.io_totals import TOTALS_LAYOUT, IoTotals
+from lockstep.files.io_totals import IoTotals
 
 RESULT_MARK = "lockstep-steps "  # prefix of the line in which a worker of a study prints its result
 PHASES: tuple[Phase, ...] = ("data_wait", "forward", BEFORE_BACKWARD, "backward", WAITING, "optimizer")
 LONGEST = 0.05  # share of the longest steps that a report leaves out, such as those with an evaluation or a checkpoint
-UNKNOWN = -1  # samples, in memory
+UNKNOWN = -1  # a number of processes, cores or exchanges
 WAITS = 32  # steps of which the waiting is published
-LAYOUT = struct.Struct(f"=qqqqQdQQ{2 * len(PHASES) + WAITS}d")
-FACTS_BYTES = 256
-AT_STATE = LAYOUT.size + FACTS_BYTES
-AT_IO = AT_STATE + STATE_LAYOUT.size
-SIZE_BYTES = AT_IO + TOTALS_LAYOUT.size
 NONE = (0.0,) * len(PHASES)
 NO_WAITS = (float(UNKNOWN),) * WAITS
-NO_STATE = TrainedState()
-NO_IO = IoTotals()
 
 
 @dataclass(frozen=True)
@@ -47,6 +37,50 @@ class ProgramFacts:
 
 
 NO_FACTS = ProgramFacts()
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """Fingerprints of a worker's weights and of what has changed them, after a step. 0: none, or unknown.
+
+    A worker publishes them now and then, so that the launcher can compare the workers.
+
+    Args:
+        step: The number of steps, from 1; 0: nothing was compared yet.
+        began: Of the weights before the first step. Weights of which each worker has a part are left out.
+        weights: Of the weights after the step. If DistributedDataParallel averages gradients, only its weights.
+        gradients: Of their gradients.
+        samples: Of the loaders' batches in the step.
+        loss: Of the loss.
+        settings: Of the optimizers' settings.
+        processor: Of the device's name; other processors may round differently.
+        exchanges: The number of collectives since the first step; `UNKNOWN` if some may be missed.
+        epochs: The number of passes over the data that have ended.
+        is_wrapped: Whether DistributedDataParallel has averaged the gradients of these weights over all workers.
+        is_joined: Whether the worker has a process group with others.
+        repeats_order: Whether a DistributedSampler that shuffles has had the same epoch in several passes.
+        rate: The learning rate of the first group of parameters.
+        line: "file:line" of the script, where the step was taken.
+    """
+
+    step: int = 0
+    began: int = 0
+    weights: int = 0
+    gradients: int = 0
+    samples: int = 0
+    loss: int = 0
+    settings: int = 0
+    processor: int = 0
+    exchanges: int = UNKNOWN
+    epochs: int = 0
+    is_wrapped: bool = False
+    is_joined: bool = False
+    repeats_order: bool = False
+    rate: float = 0.0
+    line: str = ""
+
+
+NO_STATE, NO_IO = TrainedState(), IoTotals()
 
 
 @dataclass(frozen=True)
@@ -99,23 +133,6 @@ class ObservedSteps:
         """The mean seconds per step in each phase that took any time."""
         pairs = zip(PHASES, self.phase_seconds, strict=True)
         return {phase: seconds / self.timed_steps for phase, seconds in pairs if seconds and self.timed_steps}
-
-    def pack(self) -> bytes:
-        """Return it as `SIZE_BYTES` bytes."""
-        steps, samples, *numbers, phases, report, waits, facts, _, _ = astuple(self)
-        packed = LAYOUT.pack(steps, UNKNOWN if samples is None else samples, *numbers, *phases, *report, *waits)
-        return packed + json.dumps(facts).encode().ljust(FACTS_BYTES) + self.state.pack() + self.io.pack()
-
-    @classmethod
-    def unpack(cls, data: bytes) -> ObservedSteps:
-        """Return what `pack` has packed."""
-        steps, samples, *numbers = LAYOUT.unpack(data[: LAYOUT.size])
-        numbers, waits = numbers[:-WAITS], tuple(numbers[-WAITS:])
-        counts, seconds = numbers[: -2 * len(PHASES)], tuple(numbers[-2 * len(PHASES) :])
-        known = None if samples == UNKNOWN else samples
-        facts = ProgramFacts(*json.loads(data[LAYOUT.size : AT_STATE]))
-        state, io = TrainedState.unpack(data[AT_STATE:AT_IO]), IoTotals.unpack(data[AT_IO:])
-        return cls(*(steps, known, *counts, seconds[: len(PHASES)], seconds[len(PHASES) :], waits, facts, state, io))
 
     def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
         """Return the sums of both; with sign -1, the differences. Without reports, states and I/O."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ DISK_NAMES = ("disk_read_bytes", "disk_reads", "disk_written_bytes", "disk_write
 NETWORK_NAMES = ("network_received_bytes", "network_sent_bytes")
 AMOUNTS = (*PROC_NAMES.values(), *(f"{OF_NODE}{name}" for name in DISK_NAMES + NETWORK_NAMES))
 NOT_COUNTED = -1
-TOTALS_LAYOUT = struct.Struct(f"=dd{len(AMOUNTS)}q")
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,3 @@ class IoTotals:
         amounts = {name: total - max(earlier, 0) for name, total, earlier in rows if total != NOT_COUNTED}
         seconds = round(self.seconds - before.seconds, 6)
         return {"kind": KIND, "rank": rank, "unix_time": self.unix_time, "seconds": seconds, **amounts}
-
-    def pack(self) -> bytes:
-        return TOTALS_LAYOUT.pack(self.unix_time, self.seconds, *self.amounts)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> IoTotals:
-        unix_time, seconds, *amounts = TOTALS_LAYOUT.unpack(data)
-        return cls(unix_time, seconds, tuple(amounts))

@@ -11,8 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from lockstep.config.mapping import from_mapping
 from lockstep.diagnosis.observed_steps import ObservedSteps, ProcessSteps
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.observe.job_steps import JobSteps
@@ -91,17 +93,17 @@ class StepExchange:
         steps = self._published()
         if steps != self._sent and steps.steps:
             self._sent = steps
-            own = [socket.gethostname(), os.getpid(), self._oversubscription.check(), steps.pack().hex()]
+            own = [socket.gethostname(), os.getpid(), self._oversubscription.check(), asdict(steps)]
             store.set(self._keys[self._rank], json.dumps(own))
         if self._job and store.check(self._keys):
             self._receive([json.loads(each) for each in store.multi_get(self._keys)], self._job)
 
-    def _receive(self, workers: Sequence[tuple[str, int, bool, str]], job: Callable[[], JobSteps]) -> None:
+    def _receive(self, workers: Sequence[tuple[str, int, bool, Any]], job: Callable[[], JobSteps]) -> None:
         if self._steps is None:
             self._steps = job()
             self._steps.begin([host for host, *_ in workers])
-        for rank, (_, pid, oversubscribed, packed) in enumerate(workers):
-            steps = ObservedSteps.unpack(bytes.fromhex(packed))
+        for rank, (_, pid, oversubscribed, values) in enumerate(workers):
+            steps = from_mapping(ObservedSteps, values, "steps")
             self._steps.add([ProcessSteps(rank, pid, len(workers) > 1, steps)], oversubscribed)
 
     def finish(self, store: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from lockstep.diagnosis.explanation import ranks_text
-from lockstep.diagnosis.trained_state import TrainedState
+from lockstep.diagnosis.observed_steps import TrainedState
 
 MAX_STATES = 64  # that are kept of each worker, until all have reached the same step
 ALONE_STEPS, ALONE_EPOCHS = 2000, 2  # without an exchange; some programs average weights after each epoch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.diagnosis import replicas
 from lockstep.diagnosis.loaded_samples import tensors
-from lockstep.diagnosis.trained_state import UNKNOWN, TrainedState
+from lockstep.diagnosis.observed_steps import UNKNOWN, TrainedState
 from lockstep.script_check.fingerprints import digest, line_of_script
 from lockstep.script_check.parameters import has_hvd, is_joined, is_sharded, managed_by, parameters_of, settings_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_OPTIMIZERS = 8  # more are parts of one, such as those that step within a backward pass
 PASSES = 3  # with the same order: two may belong to one epoch
+MAX_LINE = 120  # characters of the script's line; of a longer path, the end is kept
 SAMPLED = 4096  # elements of each tensor in a batch
 
 ReadLater = Callable[["torch.Tensor"], Callable[[], "list[int] | None"]]
@@ -194,7 +195,7 @@ class StateRecorder:
             is_joined=is_joined(),
             repeats_order=self._repeats_order,
             rate=float(rate) if isinstance(rate, (int, float)) else 0.0,
-            line=line_of_script(),
+            line=line_of_script()[-MAX_LINE:],
         )
         return state, self._read_later(torch.stack(values))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep.diagnosis.board import AT_STEPS, Board
+from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.observed_steps import (
     NO_WAITS,
     NONE,
@@ -13,16 +13,18 @@ from lockstep.diagnosis.observed_steps import (
     WAITS,
     ObservedSteps,
     ProgramFacts,
+    TrainedState,
     sample_waits,
     transfer_seconds,
     usual_seconds,
 )
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
-from lockstep.diagnosis.trained_state import MAX_LINE, TrainedState
+from lockstep.script_check.state_recorder import MAX_LINE
 
 SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
 STATE = TrainedState(20, -1, 2**63 - 1, 3, 4, 5, 6, 7, 8, 9, True, False, True, 0.1, "train.py:31")
 WAITED = tuple(map(float, range(WAITS)))
+LONGEST = (-1.2345678901234567e-05,) * WAITS
 FACTS = ProgramFacts(44_700_000, 4, 62, "ddp hook", 2, 16, 8, 3, 1.5, "device")
 STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1], WAITED, FACTS, STATE)
 
@@ -31,17 +33,16 @@ def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     board = Board(tmp_path, rank=1)
     reader = board.reader()
     assert reader.steps() is None
-    long = replace(STATE, line=f"{'a' * 200}/train.py:31")
-    for steps in (STEPS, ObservedSteps(steps=1, samples=None)):
+    long = replace(STATE, line="\udcff" * MAX_LINE)
+    for steps in (STEPS, ObservedSteps(steps=1, samples=None), replace(STEPS, state=long, waits=LONGEST)):
         board.publish_steps(steps)
         assert reader.steps() == steps
-    assert TrainedState.unpack(long.pack()).line == long.line[-MAX_LINE:]
 
 
 def test_steps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
     board = Board(tmp_path, rank=1)
     board.publish_steps(STEPS)
-    board._memory[AT_STEPS] += 1
+    board.shared.writes_begun += 1
     assert board.reader().steps() is None
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from disks import largest_file
 
-from lockstep.diagnosis.observed_steps import PHASES, WAITS, ObservedSteps, ProcessSteps, ProgramFacts
-from lockstep.diagnosis.trained_state import TrainedState
+from lockstep.diagnosis.observed_steps import PHASES, WAITS, ObservedSteps, ProcessSteps, ProgramFacts, TrainedState
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import job_io, worker_file
 from lockstep.files.io_totals import IoTotals

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.diagnosis.trained_state import TrainedState
+from lockstep.diagnosis.observed_steps import TrainedState
 from lockstep.script_check.state_comparison import ALONE_STEPS, StateComparison
 
 SAME = TrainedState(10, 1, 2, 3, 4, 5, 6, 7, exchanges=1, is_wrapped=True, is_joined=True, line="train.py:31")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from lockstep.diagnosis.trained_state import UNKNOWN, TrainedState
+from lockstep.diagnosis.observed_steps import UNKNOWN, TrainedState
 from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator
 
