@@ -330,8 +330,8 @@ def main() -> None:
     for name, loop in LOOPS.items():  # the last ones say when they take a step
         observer.begin_generation(None)
         counted = loop()
-        observer.subtract_skipped(unread=0)
-        results[name] = [counted, (observer.steps, observer.samples)]
+        observer.counts.subtract_skipped(unread=0)
+        results[name] = [counted, (observer.counts.steps, observer.counts.samples)]
     print(json.dumps(results))
 
 

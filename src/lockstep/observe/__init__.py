@@ -2,7 +2,7 @@
 
 - `job_steps`: where the steps of all workers arrive: in Lockstep's launcher, or else on rank 0.
 - `io_sampling`: counts a worker's I/O, the trainer's, too.
-- `program_facts`: what explains a program's speed, such as the bytes of its gradients.
+- `step_counts`: counts a worker's steps, and reads what explains their speed, such as the bytes of its gradients.
 - `group_observation`: takes part in a job under launchers that do not watch their workers. `step_exchange`: sends the
   steps to rank 0 there, through the job's store. `outside_changes`: applies a change to a program that is measured.
 

@@ -63,9 +63,9 @@ class GroupObservation:
             observer.count_io()
 
         def published() -> Any:
-            return replace(observer.published, io=observer.io)
+            return replace(observer.counts.published, io=observer.counts.io)
 
-        exchange = StepExchange(rank, size, published, observer.report_seconds, job, self._folder is not None)
+        exchange = StepExchange(rank, size, published, observer.counts.report_seconds, job, self._folder is not None)
         observer.states.keep_each(2 * exchange.interval_seconds)
         self._leaving.append(StoreWatch(own, exchange.check, exchange.interval_seconds, exchange.finish).close)
         self._leaving.append(observer.guard(observer.finish))

@@ -196,12 +196,12 @@ class ObservedTimes:
             observer.observe(Observer())
         assert observer.current is not None
         self._observer = observer.current
-        self._before = self._observer.published
+        self._before = self._observer.counts.published
 
     def take(self) -> OwnSeconds:
         """Return the mean own time of a step since the last call; 0 if none was measured."""
         self._observer.guard(self._observer.publish)()
-        now, before = self._observer.published, self._before
+        now, before = self._observer.counts.published, self._before
         self._before = now
         steps = max(1, now.timed_steps - before.timed_steps)
         rows = zip(PHASES, now.phase_seconds, before.phase_seconds, strict=True)

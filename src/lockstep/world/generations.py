@@ -206,7 +206,7 @@ def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
     os.environ.update(variables)
     rendezvous.forget_stores()
     publisher.move()
-    if observed and observed.board:
+    if observed and observed.counts.board:
         observed.begin_generation(publisher.own_board())
 
 

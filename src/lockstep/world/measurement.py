@@ -70,7 +70,7 @@ class Measurement(Observer):
 
     def follow_trainer(self, clock: StepClock) -> None:
         """Measure the steps that the trainer reports, with the phases of its clock."""
-        self._is_told = self._has_forward = True
+        self.counts.is_told = self._has_forward = True
         self.clock.clock, clock.follower = clock.clock, self.clock
         self._limit_memory()
 
@@ -118,15 +118,15 @@ class Measurement(Observer):
                 self._read_utilization()
             else:
                 self._last_reading = time.perf_counter()
-        elif self.steps >= self._warmup:
-            if self._needs_samples and not self.samples:
+        elif self.counts.steps >= self._warmup:
+            if self._needs_samples and not self.counts.samples:
                 _send({"samples_unknown": True})
                 self._end_program()
             self.clock.take()  # forgets the warm-up, and waits for the device
             device = self.clock.clock.device if self.clock.clock else None
             gpus = [accelerator.pci_address(device)] if device and device.type != "cpu" else []
             self._energy = EnergyMeter(find_counters(gpus)), time.perf_counter()
-            self._facts.begin()
+            self.facts.begin()
             self._last_reading = time.perf_counter()
         else:
             if self.clock.clock and self.clock.clock.device.type != "cpu":
@@ -158,7 +158,7 @@ class Measurement(Observer):
                 self._readings.append(reading)
 
     def _current_counts(self) -> tuple[int, ...]:
-        return self.samples, self.backward_passes, self.seen_exchanges() or 0
+        return self.counts.samples, self.backward_passes, self.seen_exchanges() or 0
 
     def finish(self) -> None:
         """Print what was measured so far, at the early end of the program."""
@@ -169,7 +169,7 @@ class Measurement(Observer):
             _send({"error": reason, "data_too_small": True})
         else:
             wanted = f"{self._warmup} warm-up steps and one to measure"
-            _send({"error": f"the program ended after {self.steps} steps; it must make at least {wanted}"})
+            _send({"error": f"the program ended after {self.counts.steps} steps; it must make at least {wanted}"})
 
     def _print_figures(self) -> None:
         timed = self.clock.take()  # at most the last ones

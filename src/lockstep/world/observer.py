@@ -17,78 +17,51 @@ never makes a program fail: at its first error it turns itself off with one line
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import REPORT, REPORT_SECONDS, flight_recorder, publisher
+from lockstep.diagnosis import flight_recorder, publisher
 from lockstep.diagnosis.board import Board
-from lockstep.diagnosis.loaded_samples import LoadedSamples
-from lockstep.diagnosis.observed_steps import (
-    PHASES,
-    ObservedSteps,
-    ProgramFacts,
-    sample_waits,
-    total_seconds,
-    usual_seconds,
-)
-from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
+from lockstep.diagnosis.observed_steps import ProgramFacts
+from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase
 from lockstep.diagnosis.torch_hooks import TorchHooks, attach, before_calls, keep_eager, steps_on_stack
-from lockstep.files.io_totals import IoTotals
-from lockstep.observe.program_facts import FactReader
+from lockstep.observe.step_counts import FactReader, StepCounts
 from lockstep.script_check.state_recorder import Pace, StateRecorder
 from lockstep.world import accelerator
 from lockstep.world.devices import usable_cores
-from lockstep.world.step_clock import MAX_STEPS, DeviceClock, StepClock
+from lockstep.world.step_clock import DeviceClock, StepClock
 
 if TYPE_CHECKING:
     import torch
 
     from lockstep.observe.io_sampling import IoSampler
 
-INTERVAL_SECONDS = 1.0  # between two publications
 CAPTURES = "torch._inductor.cudagraph_trees"  # captures graphs, whose collectives torch records once
 OTHER_WAYS = {"mpi4py", "cupy"}  # in which a program may exchange gradients
-REPORT_STEPS = 20  # at least
 IO_SECONDS = 5.0  # between two samples
 DEFAULT = Pace()
 
 
 class Observer(TorchHooks):
-    """Counts the steps and samples of this process and times its phases; each method is called by a hook of torch.
+    """Times the phases of this process's steps, and has them counted; each method is called by a hook of torch.
 
     Args:
         board: Where it publishes what it has seen, if anywhere.
         pace: When it publishes fingerprints of what is trained.
 
     Attributes:
-        published: What it has seen, at most a second ago.
-        report_seconds: The least time between two reports in it; 0: without reports.
         compares_states: Whether it publishes fingerprints of what is trained.
     """
 
     compares_states = True
 
     def __init__(self, board: Board | None = None, pace: Pace = DEFAULT) -> None:
-        self.clock = StepClock(first=BEFORE_BACKWARD)
-        self.report_seconds = float(os.environ.get(REPORT) or REPORT_SECONDS)
-        self._unreported: deque[Phases] = deque(maxlen=MAX_STEPS)
+        self.clock, self.counts, self.facts = StepClock(first=BEFORE_BACKWARD), StepCounts(), FactReader()
         self._thread = threading.local()
         self._trainer = threading.get_ident()  # the thread that takes the steps
-        self._turn: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped in the current step
-        self._first: Callable[[], Any] = lambda: None  # the first of these
-        self._optimizer: Callable[[], Any] = lambda: None  # one of the program's
-        self._wrapper: Callable[[], Any] = lambda: None  # the newest DistributedDataParallel
-        self._facts = FactReader()
-        self._unsure: deque[torch.Tensor] = deque()  # whether GradScaler skipped one of the last steps
-        self.loaders = LoadedSamples()
-        self._is_told = False  # whether the program says when it has taken a step
         self.take_step = self.guard(self._count_told_step)  # for `lockstep.step`
         self.backward_passes = 0
         self.has_captured = False  # whether it has seen the capture of a graph, whose collectives torch records once
@@ -101,30 +74,18 @@ class Observer(TorchHooks):
         self._on_end_of_waiting = self.guard(self._waiting_ends)
         self.states = StateRecorder(accelerator.read_later, accelerator.processor, self.seen_exchanges, pace)
         self._io: IoSampler | None = None
-        self._writing = threading.Lock()  # the board
         self._queue = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback
         self.begin_generation(board)
 
     def begin_generation(self, board: Board | None) -> None:
         """Count from 0, on a board of this generation of the workers."""
-        self.board, self.published, self._reported = board, ObservedSteps(), time.monotonic()
-        self.io = IoTotals()
+        self.counts.begin_generation(board)
         if self._io:
             self._io.restart()
-        self.steps = 0
-        self._told_samples: int | None = None
         self._backward_depth = 0  # in all threads: autograd runs backward passes in its own threads, too
         self._has_gradients = False  # whether a backward pass was completed since the last step or batch
-        self._last = self._written = 0.0  # when the last step ended, and the last one that is published
-        self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then
-        for each in (self._unreported, self._unsure, self.loaders):
-            each.clear()
         self.states.forget()
         self.clock.forget()
-
-    @property
-    def samples(self) -> int:
-        return self.loaders.samples if self._told_samples is None else self._told_samples
 
     @property
     def _step_depth(self) -> int:
@@ -148,38 +109,17 @@ class Observer(TorchHooks):
         if self.compares_states and not self._is_capturing:
             self.states.step_ends(optimizer)
         self._has_gradients, self._trainer = False, threading.get_ident()
-        if self._optimizer() is None:
-            self._optimizer = weakref.ref(optimizer)
-        if self._is_told:
+        if self.facts.optimizer() is None:
+            self.facts.optimizer = weakref.ref(optimizer)
+        if self.counts.is_told:
             self.clock.begin(BEFORE_BACKWARD)
-            return
-        first = self._first()
-        is_only = optimizer is first and len(self._turn) == 1  # the usual case, without the slow set
-        if not (is_only or optimizer in self._turn or not self._turn):
-            self._turn.add(optimizer)
-            return
-        # If the first one of the last step has stopped, the step of this one in between was a step of its own.
-        self.steps += 1 if optimizer is first or not self._turn else 2
-        if not is_only:
-            self._first = weakref.ref(optimizer)
-            self._turn.clear()
-            self._turn.add(optimizer)
-        found = getattr(optimizer, "found_inf", None)  # GradScaler's, of fused optimizers
-        if found is not None and not self._is_capturing:
-            self._unsure.append(found)
-        self.clock.end()
-        self.step_is_counted()
+        elif self.counts.count(optimizer, is_readable=not self._is_capturing):
+            self.clock.end()
+            self.step_is_counted()
 
     def _count_told_step(self, samples: int | None) -> None:
-        if not self._is_told:
-            self._is_told = True
-            self.steps = 0
-            self._first_step, self.published = (0.0, 0, 0), ObservedSteps(report=self.published.report)
-            self._unsure.clear()
-        self.steps += 1
+        self.counts.count_told(samples)
         self._trainer = threading.get_ident()
-        if samples is not None:
-            self._told_samples = (self._told_samples or 0) + int(samples)
         if self.clock.clock is None:  # no backward pass has been seen
             self.clock.clock = DeviceClock(accelerator.current())
             self._name_gpu(self.clock.clock.device)
@@ -198,23 +138,15 @@ class Observer(TorchHooks):
 
     def step_is_counted(self) -> None:
         """Publish the steps if that is due."""
-        self._last = time.monotonic()
-        interval = min(INTERVAL_SECONDS, self.report_seconds or INTERVAL_SECONDS)
-        if not self._first_step[1]:  # it includes the start of the loaders
-            self._first_step, self._written = (self._last, self.steps, self.samples), self._last
+        if self.counts.ends_first():
             if self._io:
                 self._io.start()  # after the start of loader processes, which may be forks of a process without threads
-            self._facts.begin()
-        elif self._last - self._written >= interval and not self._is_capturing:
+            self.facts.begin()
+        elif self.counts.are_due and not self._is_capturing:
             self.publish()
 
-    def subtract_skipped(self, unread: int) -> None:
-        """Read which steps were skipped, up to the last `unread` ones, which the device may not have reached."""
-        while len(self._unsure) > unread:
-            self.steps -= bool(self._unsure.popleft().item())
-
     def batch_is_requested(self, iterator: Any, indices: Sequence[Any] | None) -> None:
-        self.loaders.request(iterator, -1 if indices is None else len(indices))
+        self.counts.loaders.request(iterator, -1 if indices is None else len(indices))
 
     def batch_is_awaited(self, has_gradients: bool) -> None:
         self._begin_here("data_wait" if has_gradients else BEFORE_BACKWARD)
@@ -227,7 +159,7 @@ class Observer(TorchHooks):
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
         self._begin_here("forward" if has_gradients else BEFORE_BACKWARD)
         self._has_gradients = False
-        self.loaders.deliver(iterator, batch, has_gradients)
+        self.counts.loaders.deliver(iterator, batch, has_gradients)
         if has_gradients:
             self.states.batch_arrives(batch)
             self.module_is_compiled()
@@ -235,11 +167,11 @@ class Observer(TorchHooks):
     def batch_fails(self, iterator: Any) -> None:
         """Forget the batch that the loader could not deliver; the program may go on with the next one."""
         self._begin_here(BEFORE_BACKWARD)
-        self.loaders.fail(iterator)
+        self.counts.loaders.fail(iterator)
 
     def loader_ends(self, iterator: Any) -> None:
         self._begin_here(BEFORE_BACKWARD)
-        if self.loaders.end(iterator):
+        if self.counts.loaders.end(iterator):
             self.states.epoch_ends(iterator)
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
@@ -282,7 +214,7 @@ class Observer(TorchHooks):
             self._handle.remove()
             self._handle = None
         self._has_gradients = True
-        self.loaders.train()
+        self.counts.loaders.train()
         self.states.backward_ends()
         self._waiting_ends()
         if self._forward is None and not self._has_forward:
@@ -310,71 +242,37 @@ class Observer(TorchHooks):
 
     def publish(self) -> None:
         """Publish what has been seen so far."""
-        self.subtract_skipped(unread=1)
-        self._written = self._last
-        steps, before = self.clock.take_ready(), self.published
-        if state := self.states.take():
-            before = replace(before, state=state)
-        self._unreported += steps
-        is_due = 0 < self.report_seconds <= self._last - self._reported and len(self._unreported) >= REPORT_STEPS
-        if is_due:
-            usual = usual_seconds(self._unreported)
-            before = replace(before, report=before.report + 1, report_steps=len(self._unreported), report_seconds=usual)
-            self._reported = self._last
-            self._unreported.clear()
-        totals = total_seconds(steps)
-        sums = (own + totals.get(phase, 0.0) for own, phase in zip(before.phase_seconds, PHASES, strict=True))
-        self.published = replace(
-            before,
-            steps=self.steps,
-            samples=self.samples or None,
-            interval_steps=max(0, self.steps - self._first_step[1]),  # the first ones may have been skipped
-            interval_samples=self.samples - self._first_step[2],
-            timed_steps=before.timed_steps + len(steps),
-            interval_seconds=self._last - self._first_step[0],
-            phase_seconds=tuple(sums),
-            waits=sample_waits(before.waits, steps, before.timed_steps + 1),
-            facts=self.read_facts(),
-        )
-        self._write()
-
-    def _write(self) -> None:
-        if self.board:
-            with self._writing:
-                self.board.publish_steps(replace(self.published, io=self.io))
+        self.counts.subtract_skipped(unread=1)
+        self.counts.publish(self.clock.take_ready(), self.read_facts(), self.states.take())
 
     def count_io(self) -> None:
         """Publish this process's I/O, too: every few seconds from its first step on, and at the end."""
         from lockstep.observe.io_sampling import IoSampler
         from lockstep.world.launcher_environment import RankInfo
 
-        def publish(totals: IoTotals) -> None:
-            self.io = totals
-            self._write()
-
         is_first = RankInfo.from_environment().local_rank == 0
-        self._io = self._io or IoSampler(IO_SECONDS, is_first, self.guard(publish))
+        self._io = self._io or IoSampler(IO_SECONDS, is_first, self.guard(self.counts.publish_io))
 
     def read_facts(self) -> ProgramFacts:
-        about: dict[str, Any] = {
-            "threads": sys.modules["torch"].get_num_threads(),
-            "loader_processes": self.loaders.processes,
-        }
-        device = self.clock.clock.device.type if self.clock.clock else ""
-        about["host_wait"] = round(self.clock.take_host_wait(), 6)
-        return self._facts.read(self._optimizer(), self._wrapper(), usable_cores(), device=device, **about)
+        return self.facts.read(
+            usable_cores(),
+            threads=sys.modules["torch"].get_num_threads(),
+            loader_processes=self.counts.loaders.processes,
+            device=self.clock.clock.device.type if self.clock.clock else "",
+            host_wait=round(self.clock.take_host_wait(), 6),
+        )
 
     def finish(self) -> None:
         """Publish the last steps, at the end of the job and at the program's exit."""
         if self._io:
             self._io.stop()
-        self.subtract_skipped(unread=0)
-        if self.steps or self.samples:
+        self.counts.subtract_skipped(unread=0)
+        if self.counts.steps or self.counts.samples:
             self.publish()
 
     def wrapper_is_made(self, wrapper: Any, module: Any) -> None:
         self.states.wrapper_is_made(wrapper)
-        self._wrapper = weakref.ref(wrapper)
+        self.facts.wrapper = weakref.ref(wrapper)
 
     def seen_exchanges(self) -> int | None:
         """Return a number that grows with each collective or message; None if it may miss some."""

@@ -48,7 +48,7 @@ def _observe(folder: Path) -> tuple[dict[str, int], ObservedSteps]:
     waits = {kind: number for kind, number in simgpu.counts().items() if "wait" in kind}
     torch.accelerator.synchronize()
     observer.finish()
-    return waits, observer.published
+    return waits, observer.counts.published
 
 
 def _train_with_buffers(world: World) -> dict[str, float]:
@@ -69,7 +69,7 @@ def _train_with_buffers(world: World) -> dict[str, float]:
             optimizer.step()
         torch.accelerator.synchronize()
         observer.finish()
-        seconds: dict[str, float] = {**observer.published.per_step}
+        seconds: dict[str, float] = {**observer.counts.published.per_step}
         return seconds
 
 

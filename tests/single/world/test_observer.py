@@ -115,13 +115,13 @@ def test_modules_of_compiled_programs_get_no_hooks(monkeypatch: pytest.MonkeyPat
 def test_steps_that_are_said_late_start_all_counts_again() -> None:
     observer = Observer()
     for _ in range(3):
-        observer.steps += 1
+        observer.counts.steps += 1
         observer.step_is_counted()
     observer.publish()
     for _ in range(2):
         observer.take_step(5)
     observer.publish()
-    published = observer.published
+    published = observer.counts.published
     assert (published.steps, published.samples) == (2, 10)
     assert (published.interval_steps, published.interval_samples) == (1, 5)
     assert published.steps_per_second > 0
@@ -141,8 +141,7 @@ def test_first_steps_that_are_all_skipped_are_published() -> None:
         observer.step_ends(optimizer)
     observer.finish()
     observer.publish()
-    assert (observer.steps, observer.published.interval_steps) == (0, 0)
-    assert observer.published.pack()
+    assert (observer.counts.steps, observer.counts.published.interval_steps) == (0, 0)
 
 
 @pytest.mark.parametrize(("hooks", "exchange"), [([], "ddp"), ([("hook", None)], "ddp hook"), (None, "")])
@@ -158,7 +157,7 @@ def test_the_facts_of_a_program_are_published(hooks: list[Any] | None, exchange:
         observer.step_begins(optimizer)
         observer.step_ends(optimizer)
     observer.publish()
-    facts = observer.published.facts
+    facts = observer.counts.published.facts
     assert (facts.gradient_bytes, facts.element_bytes, facts.tensors, facts.exchange) == (32, 4, 2, exchange)
     assert (facts.threads, facts.loader_processes) == (torch.get_num_threads(), -1)
     assert 0 <= facts.free_cores <= facts.cores
@@ -181,19 +180,19 @@ class Publishing(Observer):
 
 def test_nothing_is_read_while_a_graph_is_captured() -> None:
     observer, optimizer = Publishing(), FusedOptimizer()
-    observer.report_seconds = 1e-9  # each step is due
+    observer.counts.report_seconds = 1e-9  # each step is due
     observer.clock.clock = CapturingClock(torch.device("cpu"))
     for _ in range(3):
         observer.step_begins(optimizer)
         observer.step_ends(optimizer)
-    observer.subtract_skipped(unread=0)
-    assert observer.steps == 3
+    observer.counts.subtract_skipped(unread=0)
+    assert observer.counts.steps == 3
     observer.clock.clock = DeviceClock(torch.device("cpu"))
     observer.step_begins(optimizer)
     with pytest.raises(TimeLimitError):
         observer.step_ends(optimizer)
-    observer.subtract_skipped(unread=0)
-    assert observer.steps == 3  # this one was skipped
+    observer.counts.subtract_skipped(unread=0)
+    assert observer.counts.steps == 3  # this one was skipped
 
 
 class Lazy(Mapping[str, Any]):
