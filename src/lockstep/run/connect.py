@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -49,7 +49,7 @@ class TrainingWorld(World):
     `rank`, `size`, `device` and `is_main` are as in every launcher. It ends with the program, or with a `with` block.
     """
 
-    _open: list[AbstractContextManager[Any]] = field(default_factory=list, compare=False, repr=False)
+    _open: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
     _meets_in_forward: list[str] = field(default_factory=list, compare=False, repr=False)
     _random: RandomState = field(default_factory=RandomState, compare=False, repr=False)
     _pass_ends: list[PassEnd] = field(default_factory=list, compare=False, repr=False)
@@ -235,7 +235,7 @@ class TrainingWorld(World):
         )
         self._random.name_loaders(loader, state)
         run = open_run(self, self._random, config, loader, state, about or {})
-        self._open.append(run.held)
+        self._open.push(run.held)
         self._pass_ends[:] = [run.pass_end]
         return run
 
@@ -254,17 +254,18 @@ class TrainingWorld(World):
         Raises:
             ConfigError: The workers' tensors have different shapes; raised on all workers.
         """
-        if isinstance(value, torch.Tensor) and value.dim():
-            shapes = self.gather(list(value.shape))
-            if any(shape != value.shape for shape in map(torch.Size, shapes)):
+        number = torch.float64
+        own = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=number, device="cpu")
+        if own.dim():
+            shapes = self.gather(list(own.shape))
+            if any(shape != own.shape for shape in map(torch.Size, shapes)):
                 raise ConfigError(
                     f"world.sum: the workers' tensors have different shapes, {shapes}: make them equal, such as by "
                     f"torch.bincount(..., minlength=classes)"
                 )
-            if value.numel() != 1:
-                kind = torch.float64 if value.is_floating_point() else torch.int64
-                return self.sum_(value.detach().to("cpu", kind, copy=True))
-        return self._sums(value)[0]
+        is_whole = own.numel() != 1 and not own.is_floating_point()
+        total = self.sum_(own.to("cpu", torch.int64 if is_whole else number, copy=True))
+        return total.item() if own.numel() == 1 else total
 
     def mean(self, value: float | torch.Tensor, weight: float | torch.Tensor = 1.0) -> float:
         """Return the mean of a number over the workers, weighted by such as the number of samples. Collective.
@@ -272,16 +273,12 @@ class TrainingWorld(World):
         Raises:
             ValueError: The weights are all 0.
         """
-        number = _number(weight)
-        total, weights = self._sums(_number(value) * number if number else 0.0, number)
+        own, share = (float(each.detach() if isinstance(each, torch.Tensor) else each) for each in (value, weight))
+        row = torch.tensor([own * share if share else 0.0, share], dtype=torch.float64, device="cpu")
+        total, weights = self.sum_(row).tolist()
         if not weights:
             raise ValueError("mean: the weights of all workers are 0")
-        return total / weights
-
-    def _sums(self, *values: float | torch.Tensor) -> list[float]:
-        row = torch.tensor([_number(value) for value in values], dtype=torch.float64, device="cpu")
-        sums: list[float] = self.sum_(row).tolist()
-        return sums
+        return float(total / weights)
 
     def close(self) -> None:
         """Disconnect from the other workers; done at the end of the program, too."""
@@ -295,12 +292,7 @@ class TrainingWorld(World):
     ) -> None:
         _connected.clear()
         atexit.unregister(_close_at_exit)
-        while self._open:
-            self._open.pop().__exit__(kind, error, trace)
-
-
-def _number(value: float | torch.Tensor) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+        self._open.__exit__(kind, error, trace)
 
 
 _connected: list[TrainingWorld] = []
@@ -322,9 +314,9 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
     """
     if _connected:
         return _connected[0]
-    opened = connect_world(RankInfo.from_environment(), device, backend)
-    world = opened.__enter__()
-    connected = TrainingWorld(world.rank_info, world.device, world.host_group, [opened])
+    opened = ExitStack()
+    world = opened.enter_context(connect_world(RankInfo.from_environment(), device, backend))
+    connected = TrainingWorld(world.rank_info, world.device, world.host_group, opened)
     _connected.append(connected)
     atexit.register(_close_at_exit)
     _set_exit_codes()
