@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lockstep.errors import first_line, plural
 from lockstep.files.jsonl import read_records, whole
-from lockstep.files.metric_records import AXES, EPOCH_FIGURES, STEP_FIGURES, Columns
+from lockstep.files.metric_records import AXES, EPOCH_FIGURES, STEP_FIGURES, Columns, MetricRecords
 from lockstep.files.untrusted import read_json, read_yaml
-from lockstep.report.loop_epochs import epochs_of_steps
 from lockstep.report.read_steps import measured_in
 from lockstep.report.run import Curve, Run
 from lockstep.report.worker_records import RunRecords
 
 METRICS = "metrics.jsonl"
+BY_STEPS, BY_SECONDS = ("loss", "top1", "top5"), ("images_per_second", "data_wait")  # what means are weighted by
+TOLERANCE = 1e-9  # of a number of epochs that is a quotient
 
 
 def read_run(metrics: Path, warn: Callable[[str], None]) -> Run | None:
@@ -83,6 +87,38 @@ def _run(metrics: Path, records: RunRecords, environment: Mapping[str, Any], con
         joules_per_sample=records.joules_of_samples / records.samples if records.samples else None,
         not_counted=records.not_counted,
     )
+
+
+def epochs_of_steps(records: MetricRecords) -> Columns:
+    """Return the complete training epochs of a user's own loop, which records only evaluations as epochs.
+
+    Each epoch ends with a step record; the figures are means over its step records.
+    """
+    steps, epochs, seconds = (np.asarray(records.steps[axis], dtype=np.float64) for axis in AXES)
+    found, numbers, per_epoch = Columns(EPOCH_FIGURES), np.ceil(epochs - TOLERANCE), records.steps_per_epoch
+    if not len(steps):
+        return found
+    starts = np.flatnonzero(np.diff(numbers, prepend=np.nan) != 0)
+    ends = np.append(starts[1:], len(steps)) - 1
+    step_counts, durations = np.diff(steps, prepend=0.0), np.diff(seconds, prepend=0.0)
+    columns = {"epoch_seconds": np.add.reduceat(durations, starts)}
+    for names, weights in ((BY_STEPS, step_counts), (BY_SECONDS, durations)):
+        columns |= {name: _means(records.steps[name], weights, starts) for name in names}
+    for row, end in enumerate(ends):
+        is_last = end == ends[-1] and not records.end
+        if steps[end] == numbers[end] * per_epoch if per_epoch else not is_last:
+            position = float(steps[end]), float(numbers[end]), float(seconds[end])
+            found.add(position, {name: float(values[row]) for name, values in columns.items()})
+    return found
+
+
+def _means(column: Sequence[float], weights: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the weighted mean of each group of rows, without missing values; NaN if all are missing."""
+    values = np.asarray(column, dtype=np.float64)
+    known = np.where(np.isfinite(values), weights, 0.0)
+    sums, totals = np.add.reduceat(known * np.nan_to_num(values), starts), np.add.reduceat(known, starts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(totals > 0, sums / totals, np.nan)
 
 
 def _curves(columns: Columns, figures: Sequence[str]) -> dict[str, Curve]:

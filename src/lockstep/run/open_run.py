@@ -1,17 +1,25 @@
-"""Open the run of a user's own loop: check its arguments, lock its folder, and restore its newest state."""
+"""Open the run of a user's own loop: check its arguments, lock its folder, and restore its newest state.
+
+A resume compares settings of the script with those of the run: the order of samples, classes of states, and rates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.shares import Shares
 from lockstep.errors import ConfigError
 from lockstep.files.output import say
 from lockstep.observe.io_sampling import IoSampler
@@ -24,12 +32,12 @@ from lockstep.run.records.trackers import INFO, Tracker
 from lockstep.run.replicas import check_shares
 from lockstep.run.resume import find_resume_point, open_session, restore
 from lockstep.run.session import RunDescription
-from lockstep.run.settings import classes_of, describe_overridden, order_of, settings_of
 from lockstep.run.training_run import TrainingRun
 from lockstep.world.world import World
 
 SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
 NAMES = ("data", "arch")  # in the record of the run
+DERIVED = ("params", "initial_lr", "base_lrs")  # the last two follow from lr
 
 
 class LoopConsole(Tracker):
@@ -107,3 +115,54 @@ def open_run(
             stack.callback(each.close)
         run.held = stack.pop_all()
     return run
+
+
+def order_of(loader: ExactLoader) -> str:
+    """Return the arguments of a training loader that choose the order of an epoch. Collective if it has a sampler."""
+    shares = loader.shares
+    assert isinstance(shares, Shares)
+    if shares.sampler is None:
+        return f"shuffle={shares.shuffle}"
+    digest = hashlib.sha256(shares.order(0).tobytes()).hexdigest()[:8]
+    return f"sampler={type(shares.sampler).__name__} (order {digest})"
+
+
+def classes_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the classes of the states; models are compared by their tensors."""
+    others = {name: each for name, each in state.items() if not isinstance(each, nn.Module)}
+    return {f"class of {name}": type(each).__name__ for name, each in others.items()}
+
+
+def settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, as JSON, with which a script has made optimizers, schedulers and a GradScaler."""
+    return {name: value for name, each in state.items() for name, value in _settings(name, each)}
+
+
+def _settings(name: str, each: Any) -> Iterator[tuple[str, Any]]:
+    groups: Sequence[Mapping[str, Any]] = ()
+    if isinstance(each, torch.optim.Optimizer):
+        groups = each.param_groups
+    elif isinstance(each, LRScheduler | torch.amp.GradScaler):
+        groups = [each.state_dict()]
+    for index, group in enumerate(groups):
+        prefix = f"{name}: " if len(groups) == 1 else f"{name}: group {index}: "
+        for key, value in group.items():
+            number = value.tolist() if isinstance(value, torch.Tensor) else value
+            if key not in DERIVED and not key.startswith("_") and _is_plain(number):
+                yield prefix + key, json.loads(json.dumps(number))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def describe_overridden(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting that a script was resumed with, and for which the checkpoint's was taken."""
+    return [
+        f"{name}={own[name]} is not used, but the checkpoint's state, which began with {stored[name]}; to change it, "
+        f"set it after world.run()"
+        for name in own
+        if name in stored and stored[name] != own[name]
+    ]

@@ -26,7 +26,7 @@ from lockstep.data.readers import Placement, Reader
 from lockstep.data.sets import EncodedSplit, ImageData, MemorySplit, UserSplit
 from lockstep.data.stream_reader import BatchRequest, FileSource, RawImages, Source, StreamReader, UserSource
 from lockstep.errors import CorruptImageError
-from lockstep.study.figures import Figure, Work, measure
+from lockstep.study.loading import Figure, Work, measure
 from lockstep.train.inputs import check_decoding
 from lockstep.train.monitoring.data_wait import count_processes
 from lockstep.train.network import build_model, place_model

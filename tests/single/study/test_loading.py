@@ -18,8 +18,7 @@ from lockstep.config.schema import AugmentConfig, DataConfig, ModelConfig, Train
 from lockstep.data.sets import FileSplit, ImageData, describe_custom
 from lockstep.data.sources import digits, image_folder
 from lockstep.errors import CorruptImageError
-from lockstep.study.figures import Figure, Spread
-from lockstep.study.loading import LoadingStudy, candidates, wait_share
+from lockstep.study.loading import Figure, LoadingStudy, Spread, candidates, wait_share
 from lockstep.study.stages import Setting, measure_demand, measure_pipeline, measure_stages, orders
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World

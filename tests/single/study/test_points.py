@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lockstep.cli.parse import parse_train
 from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError
-from lockstep.study.figures import REPEATS, measure
+from lockstep.study.loading import REPEATS, measure
 from lockstep.study.points import (
     KEY,
     StepPoint,

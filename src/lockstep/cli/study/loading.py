@@ -19,8 +19,7 @@ from lockstep.errors import ConfigError, require
 from lockstep.world import accelerator
 
 if TYPE_CHECKING:
-    from lockstep.study.figures import Figure
-    from lockstep.study.loading import LoadingStudy
+    from lockstep.study.loading import Figure, LoadingStudy
 
 
 @dataclass(frozen=True)
