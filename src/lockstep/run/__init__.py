@@ -4,6 +4,6 @@ A `session` is a job's part of a run, from its `position` on, which `resume` res
 and stops (`stopping`). `named_states` collects what is saved, `replicas` compares the workers' weights, and `balance`
 their speeds. The folder is in `records`, the state in `checkpoints`. For own loops, start with `connect`: the
 connection, the model (`data_parallel`), the loaders. `open_run` opens a run, and `training_run` has the epochs and
-steps: their backward passes (`accumulation`), means (`figures`) and ends (`pass_end`, `save_points`). `random_state` seeds
-the generators. `lockstep.data.exact_loader` has the loader.
+steps: their backward passes (`accumulation`), means (`figures`) and ends (`pass_end`, `save_points`). `random_state`
+seeds the generators. `lockstep.data.exact_loader` has the loader.
 """

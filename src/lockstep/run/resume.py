@@ -17,7 +17,6 @@ from lockstep.config.schema import TrainConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.run.checkpoints import checkpoint_folder, checkpoint_format
 from lockstep.run.checkpoints.checkpoint_folder import CheckpointFolder, Checkpoints, ShardWriter
-from lockstep.run.checkpoints.kept_run import kept_run
 from lockstep.run.checkpoints.legacy_format import is_old
 from lockstep.run.checkpoints.memory_snapshots import NONE, bring_newest, open_snapshots, snapshots_of
 from lockstep.run.checkpoints.sharded import WriteBarrier
@@ -182,7 +181,6 @@ def open_session(
         open_snapshots(config, world, folder.path, described.gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),
         build_stopping(world),
-        kept_run(folder.path),
     )
     session.go_back()
     if world.rank_info.restart:

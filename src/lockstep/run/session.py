@@ -22,7 +22,6 @@ from lockstep.errors import CheckpointError, NonFiniteLossError, StoppedError, p
 from lockstep.files.untrusted import printable
 from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.run.checkpoints.checkpoint_folder import Checkpoints
-from lockstep.run.checkpoints.kept_run import KeptRun
 from lockstep.run.checkpoints.memory_snapshots import NONE, WRITER, snapshot_interval
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
 from lockstep.run.named_states import gather_states, is_sharded, unwrapped
@@ -37,6 +36,8 @@ from lockstep.world.generations import HostsChangedError
 from lockstep.world.world import World
 
 P = TypeVar("P", bound=Position)
+reached: dict[Path, int] = {}
+"""By run folder, the newest complete step of this process: after a loss, it tells how many steps are repeated."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,6 @@ class Session(Generic[P]):
     Args:
         held: The run folder, locked by this job.
         copies: Copies the state to the host before it is written.
-        kept: What this worker keeps of the run if another is lost.
     """
 
     config: TrainConfig
@@ -114,7 +114,6 @@ class Session(Generic[P]):
     snapshots: Checkpoints
     copies: HostCopies
     stopping: Stopping
-    kept: KeptRun
     energy: JobEnergy | None = field(default=None, init=False)
     _busy_cores: BusyCores = field(default_factory=BusyCores, init=False)
     _unrecorded: list[int | None] = field(default_factory=list)  # the repeated steps after a loss, until a step
@@ -122,6 +121,7 @@ class Session(Generic[P]):
 
     def __post_init__(self) -> None:
         every, models = self.config.parallel.check_replicas, self.described.models
+        self._place = self.folder.path.absolute()
         self._snapshot_steps = snapshot_interval(self.config, self.world)
         self._replicas = [ReplicaCheck(self.world, each, every) for each in models if not is_sharded(each)]
 
@@ -244,13 +244,13 @@ class Session(Generic[P]):
 
         If all workers were started again, that number is unknown.
         """
-        reached = max(self.world.gather(self.kept.reached))
-        self._unrecorded.append(max(0, reached - self.progress.step) if reached else None)
+        last = max(self.world.gather(reached.get(self._place, 0)))
+        self._unrecorded.append(max(0, last - self.progress.step) if last else None)
 
     def complete_step(self) -> None:
         """Count a step; record it if it is the first after a loss."""
         self.progress.step += 1
-        self.kept.reached = self.progress.step
+        reached[self._place] = self.progress.step
         publisher.report("running", self.progress.step)
         if self._unrecorded:
             repeated, step, rank_info = self._unrecorded.pop(), self.progress.step, self.world.rank_info

@@ -6,6 +6,7 @@ import os
 import socket
 from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,7 +17,6 @@ from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
 from lockstep.observe.io_sampling import IoSampler
-from lockstep.run.checkpoints.kept_run import kept_run
 from lockstep.run.records.run_folder import HeldRun, holding_run, logger, start_log
 from lockstep.run.records.trackers import ALWAYS
 from lockstep.run.session import Written
@@ -32,6 +32,9 @@ from lockstep.world.generations import is_interruption
 from lockstep.world.host_memory import keep_freed_memory
 from lockstep.world.world import World
 
+kept_data: dict[Path, ImageData] = {}
+"""By run folder, the data set of a run that a loss has interrupted, until it goes on."""
+
 
 def run(config: TrainConfig, world: World) -> Result:
     """Train as configured. Call it on every worker.
@@ -42,13 +45,13 @@ def run(config: TrainConfig, world: World) -> Result:
     io = IoSampler(config.run.io_every, world.rank_info.local_rank == 0)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
     with holding_run(config, world) as held:  # fail early if another job uses the folder
-        kept = kept_run(held.folder.path)
-        data, kept.data = load_data(config, world, kept.data), None
+        place = held.folder.path.absolute()
+        data = load_data(config, world, kept_data.pop(place, None))
         try:
             return _run(config, world, data, build_model(config, data), held, io)
         except Exception as error:
             if is_interruption(error):
-                kept.data = data
+                kept_data[place] = data
             raise
 
 

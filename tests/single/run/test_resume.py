@@ -17,8 +17,9 @@ from torch import nn
 from lockstep.errors import CheckpointError, ConfigError, NonFiniteLossError
 from lockstep.files.jsonl import read_records
 from lockstep.run import session as run_session
-from lockstep.run.checkpoints.kept_run import KeptRun, kept_run
+from lockstep.run.session import reached
 from lockstep.run.stopping import REQUESTS
+from lockstep.train.run import kept_data
 
 EACH = pytest.mark.parametrize("user", USERS)
 LAST = EPOCHS * STEPS
@@ -84,7 +85,7 @@ def test_interrupted_run_ends_as_an_undisturbed_one(
         last = list(read_records(folder / "metrics.jsonl"))[-1]
         assert (last["kind"], last["step"], last["reason"]) == ("stop", step, "SIGTERM")
     if way == "all lost":  # what this process keeps goes with it
-        vars(kept_run(folder)).update(vars(KeptRun()))
+        reached.clear()
     capsys.readouterr()
     is_lost = error is LostError
     session(_restarted(tmp_path, int(is_lost)), user, folder, **{**options, "resume": not is_lost})
@@ -165,10 +166,9 @@ def test_data_set_is_kept_only_until_the_run_goes_on(here: Path) -> None:
         patch.setattr(loop, "take_step", Mock(side_effect=LostError))
         with pytest.raises(LostError):
             train(config, _restarted(here, 0))
-    kept = kept_run(Path("run"))
-    assert kept.data is not None
+    assert [*kept_data] == [here / "run"]
     train(config, _restarted(here, 1))
-    assert kept.data is None
+    assert not kept_data
 
 
 @EACH
