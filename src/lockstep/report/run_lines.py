@@ -1,4 +1,4 @@
-"""Lines and x axes of charts that have one line per run."""
+"""Charts that have one line per run, their lines and x axes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from lockstep.report.document import Line, Look, Scale
+from lockstep.report.document import Chart, Line, Look, Scale
 from lockstep.report.run import MAX_POINTS, Curve, Run
 
 MAX_POINTS_A_CHART = 20_000  # over all its lines; a browser draws as many in half a second
@@ -64,16 +65,40 @@ def lines(curves: Sequence[RunCurve], axis: Axis, factor: float = 1.0) -> list[L
     return found
 
 
+def charts(
+    key: str,
+    title: str,
+    label: str,
+    curves: Sequence[RunCurve],
+    axis: Axis | None,
+    about: str,
+    factor: float = 1.0,
+    is_rate: bool = False,
+    **options: Any,
+) -> list[Chart]:
+    """Return a chart of curves over an axis, or none without curves.
+
+    Args:
+        label: Of the y axis.
+        axis: The x axis; None: training time.
+        about: The note, to which a sentence on thinning is added if any curve is thinned.
+        factor: Scales the values.
+        is_rate: Whether the y axis is logarithmic if `rate_scale` says so.
+        options: Of `Chart`.
+    """
+    axis = axis or time_axis(curves)
+    drawn = lines(curves, axis, factor)
+    if is_rate and rate_scale(drawn) != "linear":
+        about, options = about + LOG_NOTE, {**options, "y_scale": rate_scale(drawn)}
+    if any(len(item.curve) >= points_a_line(len(curves)) for item in curves):
+        about += f" {THINNED}"
+    return [Chart(key, title, axis.label, label, drawn, note=about, **options)] if curves else []
+
+
 def rate_scale(lines: Iterable[Line]) -> Scale:
     """Return "log10" if the lines' medians differ by more than a factor of 10, which a linear axis would flatten."""
     typical = [median(known) for line in lines if (known := [value for value in line.y if value and value > 0])]
     return "log10" if typical and max(typical) > 10 * min(typical) else "linear"
-
-
-def note(text: str, curves: Sequence[RunCurve]) -> str:
-    """Return a chart's note, with a sentence on thinning if any curve is thinned."""
-    limit = points_a_line(len(curves))
-    return f"{text} {THINNED}" if any(len(item.curve) >= limit for item in curves) else text
 
 
 def points_a_line(lines: int) -> int:

@@ -13,19 +13,7 @@ from lockstep.errors import plural
 from lockstep.files.io_records import job_io
 from lockstep.report.document import Chart, Look, Section
 from lockstep.report.run import Curve, Run
-from lockstep.report.run_lines import (
-    EPOCHS,
-    LOG_NOTE,
-    STEPS,
-    Axis,
-    RunCurve,
-    lines,
-    note,
-    of_runs,
-    rate_scale,
-    time_axis,
-    time_unit,
-)
+from lockstep.report.run_lines import EPOCHS, STEPS, Axis, RunCurve, charts, of_runs, time_unit
 
 TIME_NOTE = "Time is training time over all sessions."
 
@@ -41,24 +29,16 @@ _MIN_RATE = 1e-3  # smallest learning rate on a logarithmic axis, as a share of 
 
 def build_learning(runs: Sequence[Run]) -> Section | None:
     parts = [chart for figure in _FIGURES for chart in _charts(runs, *figure)]
-    rates = of_runs(runs, lambda run: run.steps.get("lr"))
-    if rates:
-        parts.append(_rate_chart(rates))
-    if not parts:
-        return None
+    rates, about = of_runs(runs, lambda run: run.steps.get("lr")), "The optimizer's learning rate at each record."
+    drawn = charts("learning-rate", "Learning rate", "learning rate", rates, EPOCHS, about, is_rate=True)
+    parts += [chart if chart.y_scale == "linear" else _without_low_rates(chart) for chart in drawn]
     text = "Dotted lines: validation. Solid lines: training, measured while the weights change."
-    return Section("Learning curves", text, parts)
+    return Section("Learning curves", text, parts) if parts else None
 
 
-def _rate_chart(rates: Sequence[RunCurve]) -> Chart:
-    found = lines(rates, EPOCHS)
-    scale, about = rate_scale(found), "The optimizer's learning rate at each record."
-    if scale != "linear":
-        found = [replace(line, y=_without_ends(line.y)) for line in found]
-        about += f"{LOG_NOTE} Rates below {_MIN_RATE:g} of a run's highest are left out."
-    return Chart(
-        "learning-rate", "Learning rate", EPOCHS.label, "learning rate", found, y_scale=scale, note=note(about, rates)
-    )
+def _without_low_rates(chart: Chart) -> Chart:
+    note = f"{chart.note} Rates below {_MIN_RATE:g} of a run's highest are left out."
+    return replace(chart, lines=[replace(line, y=_without_ends(line.y)) for line in chart.lines], note=note)
 
 
 def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
@@ -69,16 +49,13 @@ def _without_ends(rates: Sequence[float | None]) -> list[float | None]:
 
 def _charts(runs: Sequence[Run], key: str, title: str, label: str, factor: float, about: str) -> list[Chart]:
     curves = _both_splits(runs, key)
-    if not curves:
-        return []
     if key == "loss" and any(run.label_changes for run in runs):
         about += _CHANGED_LABELS
-    charts = []
-    for axis, name, more in ((EPOCHS, "epochs", ""), (time_axis(curves), "time", f" {TIME_NOTE}")):
-        drawn = lines(curves, axis, factor)
-        text = note(about + more, curves)
-        charts.append(Chart(f"{key}-{name}", f"{title} against {name}", axis.label, label, drawn, note=text))
-    return charts
+    return [
+        chart
+        for axis, name, more in ((EPOCHS, "epochs", ""), (None, "time", f" {TIME_NOTE}"))
+        for chart in charts(f"{key}-{name}", f"{title} against {name}", label, curves, axis, about + more, factor)
+    ]
 
 
 def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
@@ -96,36 +73,22 @@ def _both_splits(runs: Sequence[Run], key: str) -> list[RunCurve]:
 def build_throughput(runs: Sequence[Run]) -> Section | None:
     rates = of_runs(runs, lambda run: run.curve_of_steps("images_per_second"))
     waits = of_runs(runs, lambda run: run.curve_of_steps("data_wait"))
-    parts = []
-    if rates:
-        axis = time_axis(rates)
-        found = lines(rates, axis)
-        scale = rate_scale(found)
-        scale_note = "" if scale == "linear" else LOG_NOTE
-        about = note(f"Training samples per second, summed over all workers, at each record.{scale_note}", rates)
-        title, label = "Throughput over time", "throughput (samples/s)"
-        parts.append(Chart("throughput", title, axis.label, label, found, y_scale=scale, note=about, from_zero=True))
-    if waits:
-        axis = time_axis(waits)
-        about = note("Share of time that the first worker spent waiting for its next batch.", waits)
-        title, label = "Waiting for data", "share of time (%)"
-        parts.append(Chart("data-wait", title, axis.label, label, lines(waits, axis, 100), note=about, from_zero=True))
     epochs = of_runs(runs, lambda run: run.epochs.get(("epoch_seconds", "train")))
-    if epochs:
-        about = note("Training time of each epoch, without evaluations.", epochs)
-        drawn = lines(epochs, EPOCHS)
-        parts.append(Chart("epoch-time", "Time per epoch", EPOCHS.label, "time (s)", drawn, note=about, from_zero=True))
+    title, label = "Throughput over time", "throughput (samples/s)"
+    about = "Training samples per second, summed over all workers, at each record."
+    parts = charts("throughput", title, label, rates, None, about, is_rate=True, from_zero=True)
+    about = "Share of time that the first worker spent waiting for its next batch."
+    parts += charts("data-wait", "Waiting for data", "share of time (%)", waits, None, about, 100, from_zero=True)
+    about = "Training time of each epoch, without evaluations."
+    parts += charts("epoch-time", "Time per epoch", "time (s)", epochs, EPOCHS, about, from_zero=True)
     return Section("Throughput", parts=parts) if parts else None
 
 
 def build_loss_scale(runs: Sequence[Run]) -> Section | None:
     scales = of_runs(runs, lambda run: run.steps.get("loss_scale"))
-    if not scales:
-        return None
-    about = note("The factor that scales the loss so that fp16 gradients do not underflow.", scales)
-    found = lines(scales, STEPS)
-    chart = Chart("loss-scale", "Loss scale", STEPS.label, "loss scale", found, y_scale="log2", note=about)
-    return Section("Loss scale", "\n".join(_skipped(runs)), [chart])
+    about = "The factor that scales the loss so that fp16 gradients do not underflow."
+    parts = charts("loss-scale", "Loss scale", "loss scale", scales, STEPS, about, y_scale="log2")
+    return Section("Loss scale", "\n".join(_skipped(runs)), parts) if parts else None
 
 
 def _skipped(runs: Sequence[Run]) -> list[str]:
@@ -200,26 +163,23 @@ def build_storage(runs: Sequence[Run]) -> tuple[Section | None, list[str]]:
         except OSError as error:
             warnings.append(f"cannot read the I/O records of {run.path}: {error.strerror or error}")
     longest = max((rows[-1]["unix_time"] - rows[0]["unix_time"] for _, _, rows in found if rows), default=0.0)
-    charts = [chart for figure in _IO_FIGURES if (chart := _io_chart(figure, found, longest))]
+    parts = [chart for figure in _IO_FIGURES for chart in _io_charts(figure, found, longest)]
     warnings += [f"{path}: skipped {plural(count, 'damaged line')}" for path, count in damaged.items()]
     text = "Sums over all workers, or over all nodes, against wall-clock time."
-    return Section("Storage and network", text, charts) if charts else None, warnings
+    return Section("Storage and network", text, parts) if parts else None, warnings
 
 
-def _io_chart(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], longest: float) -> Chart | None:
+def _io_charts(figure: _StorageChart, found: Sequence[tuple[int, str, Rows]], longest: float) -> list[Chart]:
     curves = [
         RunCurve(index, f"{name}, {label}", curve, look)
         for index, name, rows in found
         for amount, label, look in figure.amounts
         if (curve := _io_curve(rows, f"{amount}_per_second"))
     ]
-    if not curves:
-        return None
     seconds, unit = time_unit(longest)
     axis = Axis(f"time since the first record ({unit})", lambda curve: curve.seconds, seconds)
-    drawn = lines(curves, axis, figure.factor)
     title = f"{figure.title} over time"
-    return Chart(figure.key, title, axis.label, figure.label, drawn, note=note(figure.note, curves), from_zero=True)
+    return charts(figure.key, title, figure.label, curves, axis, figure.note, figure.factor, from_zero=True)
 
 
 def _io_curve(rows: Rows, name: str) -> Curve | None:
