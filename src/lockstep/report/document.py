@@ -5,14 +5,16 @@ Images (`images`), Markdown (`text`) and the page (`page`) are rendered from the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 Look = Literal["solid", "dashed", "dotted", "points"]
 Scale = Literal["linear", "log2", "log10"]
 MIN_BAND_POINTS = 5
 Cell = str | float | int | None
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -159,3 +161,29 @@ def show(value: Cell, format_spec: str) -> str:
     if value is None:
         return "–"
     return format(value, format_spec) if format_spec and not isinstance(value, str) else str(value)
+
+
+def told_apart(names: Sequence[str], *details: Sequence[str]) -> Sequence[str]:
+    """Return names, with details added, kind by kind, to those that would otherwise be equal."""
+    for values in details:
+        alike: dict[str, set[str]] = defaultdict(set)
+        for name, value in zip(names, values, strict=True):
+            alike[name].add(value)
+        pairs = zip(names, values, strict=True)
+        names = [", ".join(filter(None, pair)) if len(alike[pair[0]]) > 1 else pair[0] for pair in pairs]
+    return names
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Append a number to each name that occurs more than once."""
+    counts, alike, found = Counter[str](), Counter(names), list[str]()
+    for name in names:
+        counts[name] += 1
+        found.append(f"{name} ({counts[name]})" if alike[name] > 1 else name)
+    return found
+
+
+def by_label(found: Mapping[tuple[str, str], Found]) -> dict[str, Found]:
+    """Replace the keys (label, machine) with labels; the machine is added where labels would otherwise be equal."""
+    names = told_apart([label for label, _ in found], [machine or "unknown machine" for _, machine in found])
+    return dict(zip(numbered(names), found.values(), strict=True))

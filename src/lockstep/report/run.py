@@ -6,22 +6,21 @@ Long curves are thinned. Names are short and distinct, made from the settings in
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from lockstep.files.jsonl import number, text, whole
 from lockstep.files.metric_records import Split
+from lockstep.report.document import numbered, told_apart
 from lockstep.report.measured_step import MeasuredStep
 from lockstep.report.scaling_series import machine_of
 from lockstep.report.worker_records import StragglerRecord
 
-Found = TypeVar("Found")
 MAX_POINTS = 2_000  # per line: more than the pixel columns of most screens
 
 
@@ -242,54 +241,13 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run of one data set: its folder's name if it is the only run or has no known settings."""
     if len(runs) < 2:
         return [run.name for run in runs]
-    parts: list[list[str]] = [[] for _ in runs]
-    for describe in _FIRST:
-        _add_differing(runs, parts, describe)
-    for describe in _THEN:
-        alike = defaultdict(list)
-        for index, part in enumerate(parts):
-            alike[tuple(part)].append(index)
-        for group in alike.values():
-            _add_differing([runs[index] for index in group], [parts[index] for index in group], describe)
-    return numbered([", ".join(part) or run.name for run, part in zip(runs, parts, strict=True)])
+    first, then = ([[describe(run) or "" for run in runs] for describe in kinds] for kinds in (_FIRST, _THEN))
+    differing = [column for column in first if len({*column} - {""}) > 1]
+    names = [", ".join(filter(None, row)) for row in zip(*differing, strict=True)] or [""] * len(runs)
+    return numbered([name or run.name for name, run in zip(told_apart(names, *then), runs, strict=True)])
 
 
 def describe_workers(workers: Sequence[int]) -> str:
     """Describe the numbers of workers of a run's sessions: "2 workers", or "2 → 4 workers" if they changed."""
     counts = [count for index, count in enumerate(workers) if index == 0 or count != workers[index - 1]]
     return " → ".join(map(str, counts)) + (" worker" if counts == [1] else " workers")
-
-
-def by_label(found: Mapping[tuple[str, str], Found]) -> dict[str, Found]:
-    """Replace the keys (label, machine) with labels; the machine is added where labels would otherwise be equal."""
-    names = told_apart([label for label, _ in found], [machine or "unknown machine" for _, machine in found])
-    return dict(zip(names, found.values(), strict=True))
-
-
-def told_apart(names: Sequence[str], *details: Sequence[str]) -> list[str]:
-    """Add details, kind by kind, to names that would otherwise be equal; then number those that still are."""
-    for values in details:
-        alike: dict[str, set[str]] = defaultdict(set)
-        for name, value in zip(names, values, strict=True):
-            alike[name].add(value)
-        pairs = zip(names, values, strict=True)
-        names = [f"{name}, {value}" if value and len(alike[name]) > 1 else name for name, value in pairs]
-    return numbered(names)
-
-
-def _add_differing(runs: Sequence[Run], parts: Sequence[list[str]], describe: Callable[[Run], str | None]) -> None:
-    values = [describe(run) for run in runs]
-    if len({value for value in values if value}) > 1:
-        for part, value in zip(parts, values, strict=True):
-            part.extend([value] if value else [])
-
-
-def numbered(names: Sequence[str]) -> list[str]:
-    """Append a number to each name that occurs more than once."""
-    counts: Counter[str] = Counter()
-    alike = Counter(names)
-    numbered = []
-    for name in names:
-        counts[name] += 1
-        numbered.append(f"{name} ({counts[name]})" if alike[name] > 1 else name)
-    return numbered

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from lockstep.errors import plural, require
 from lockstep.files.jsonl import mapping, number, plausible, text, texts
+from lockstep.report.document import told_apart
 
 Mode = Literal["strong", "weak"]
 KIND = "scaling"
@@ -282,24 +283,15 @@ def problem_of(record: Mapping[str, Any]) -> str:
 
 def _distinct(found: Mapping[_Key, Series]) -> list[Series]:
     """Add to labels that would otherwise be equal what differs between their series."""
-    alike = defaultdict(list)
-    for key, series in found.items():
-        alike[key.mode, series.label].append(key)
-    return [
-        replace(series, label=", ".join([series.label, *_differing(key, alike[key.mode, series.label])]))
-        for key, series in found.items()
-    ]
-
-
-def _differing(key: _Key, others: Sequence[_Key]) -> list[str]:
-    parts = {
-        "machine": key.machine,
-        "batch": _describe_batch(key.batch, key.mode),
-        "unit": key.unit,
-        "job": key.job and f"job {key.job}",
-        "source": _shown(key.source),
-    }
-    return [part for name, part in parts.items() if part and len({getattr(other, name) for other in others}) > 1]
+    labels: dict[_Key, str] = {}
+    for mode in get_args(Mode):
+        own = {key: series.label for key, series in found.items() if key.mode == mode}
+        rows = [
+            (key.machine, _describe_batch(key.batch, mode), key.unit, key.job and f"job {key.job}", _shown(key.source))
+            for key in own
+        ]
+        labels |= zip(own, told_apart([*own.values()], *zip(*rows, strict=True)), strict=True)
+    return [replace(series, label=labels[key]) for key, series in found.items()]
 
 
 def _series(key: _Key, records: Sequence[Mapping[str, Any]]) -> Series:

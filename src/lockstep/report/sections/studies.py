@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockstep.files.jsonl import Record, mapping, number, rows, spread, text, texts, whole
-from lockstep.report.document import Chart, Line, Scale, Section
-from lockstep.report.run import by_label
+from lockstep.report.document import Chart, Line, Scale, Section, by_label
 from lockstep.report.run_lines import rate_scale
 from lockstep.report.scaling_series import machine_of, rate_of
 from lockstep.report.sources import Material
