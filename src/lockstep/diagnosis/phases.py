@@ -10,7 +10,6 @@ Phase = Literal["starting", StepPhase, "before_backward", "evaluation", "checkpo
 Phases = Mapping[Phase, float]  # seconds
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)  # of the trainer's steps, in their order
 WAITING: StepPhase = "reduction"  # for other workers; some flags make workers wait in other phases, too
-OWN_PHASES = tuple(phase for phase in PHASES if phase != WAITING)
 BEFORE_BACKWARD: Phase = "before_backward"  # from the end of a step to the last backward pass's first gradient
 RECORDED: tuple[Phase, ...] = (*PHASES, BEFORE_BACKWARD)  # the trainer's, and those of other programs
 

@@ -68,8 +68,6 @@ class Run:
         workers: Number of workers of each session, in order.
         epochs: For each metric and split, one point per epoch or evaluation.
         steps: For each metric, one point per step record, thinned.
-        worker_phases: For each phase, the seconds per step of each rank; of the last sessions with the same number of
-            workers.
         stragglers: The newest records of ranks that slow the others down.
         measured: Its steps, for an explanation of what bounds them; None if their times are unknown.
         stopped: Whether the run was stopped early on request.
@@ -85,7 +83,6 @@ class Run:
     workers: Sequence[int] = ()
     epochs: Mapping[tuple[str, Split], Curve] = field(default_factory=dict)
     steps: Mapping[str, Curve] = field(default_factory=dict)
-    worker_phases: Mapping[str, Sequence[float]] = field(default_factory=dict)
     stragglers: Sequence[StragglerRecord] = ()
     measured: MeasuredStep | None = None
     planned_epochs: int | None = None

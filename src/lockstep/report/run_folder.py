@@ -75,7 +75,6 @@ def _run(metrics: Path, records: RunRecords, environment: Mapping[str, Any], con
             figure: curve if figure == "skipped_steps" else curve.thinned()  # only the last count is reported
             for figure, curve in steps.items()
         },
-        worker_phases=records.worker_phases(),
         stragglers=list(records.stragglers),
         measured=measured_in(records, config),
         planned_epochs=records.planned_epochs or whole(config, "epochs"),

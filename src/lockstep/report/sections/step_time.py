@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lockstep.diagnosis.explanation import ranks_text
-from lockstep.diagnosis.phases import OWN_PHASES, RECORDED, names
+from lockstep.diagnosis.phases import RECORDED, names
 from lockstep.files.jsonl import number
 from lockstep.report.document import Bars, Cell, Section, Table, filled_table
+from lockstep.report.measured_step import MeasuredStep
 from lockstep.report.run import Run
 
 _MAX_RUNS = 4  # with figures
@@ -24,32 +24,12 @@ _STRAGGLERS = (
 )
 
 
-@dataclass(frozen=True)
-class _Workers:
-    """A run's seconds per step of each rank, by phase."""
-
-    run: Run
-
-    @property
-    def count(self) -> int:
-        return len(next(iter(self.run.worker_phases.values()), ()))
-
-    def seconds(self, phase: str) -> Sequence[float]:
-        return self.run.worker_phases.get(phase) or [0.0] * self.count
-
-    @property
-    def own(self) -> list[float]:
-        """The time of each rank without waiting for other workers."""
-        return [sum(each) for each in zip(*map(self.seconds, OWN_PHASES), strict=True)]
-
-
 def build_worker_phases(runs: Sequence[Run]) -> Section | None:
-    measured = [_Workers(run) for run in runs]
-    measured = [workers for workers in measured if workers.count > 1]
-    parts: list[Bars | Table] = []
-    for index, workers in enumerate(_newest(measured), start=1):
-        suffix = f": {workers.run.name}" if len(runs) > 1 else ""
-        parts.append(_split(workers, f"worker-phases-{index}", suffix))
+    measured = [(run, run.measured) for run in runs if run.measured and run.measured.workers > 1]
+    parts: list[Bars | Table] = [
+        _split(step, f"worker-phases-{index}", f": {run.name}" if len(runs) > 1 else "")
+        for index, (run, step) in enumerate(_newest(measured), start=1)
+    ]
     rows = _stragglers(runs)
     if rows:
         about = "Ranks that were slower than the others in three consecutive records."
@@ -61,26 +41,27 @@ def build_worker_phases(runs: Sequence[Run]) -> Section | None:
 
 def _text(runs: int) -> str:
     lines = [
-        "Times of each worker are averages over all epochs. The slowest worker waits least for the others. Waiting for "
-        "other workers includes the transfer of gradients that does not overlap with backward.",
+        "Times of each worker are averages over all epochs; of observed programs, medians over the last records. The "
+        "slowest worker waits least for the others. Waiting for other workers includes the transfer of gradients that "
+        "does not overlap with backward.",
     ]
     if runs > _MAX_RUNS:
         lines.append(f"Only the {_MAX_RUNS} newest runs have figures.")
     return "\n".join(lines if runs else [])
 
 
-def _newest(measured: Sequence[_Workers]) -> list[_Workers]:
-    """Return the workers of the `_MAX_RUNS` runs with the newest sessions, in the order of the runs."""
-    starts = [number(workers.run.start, "unix_time") or 0.0 for workers in measured]
+def _newest(measured: Sequence[tuple[Run, MeasuredStep]]) -> list[tuple[Run, MeasuredStep]]:
+    """Return those of the `_MAX_RUNS` runs with the newest sessions, in the order of the runs."""
+    starts = [number(run.start, "unix_time") or 0.0 for run, _ in measured]
     newest = sorted(range(len(measured)), key=lambda index: -starts[index])[:_MAX_RUNS]
     return [measured[index] for index in sorted(newest)]
 
 
-def _split(workers: _Workers, key: str, suffix: str) -> Bars:
+def _split(step: MeasuredStep, key: str, suffix: str) -> Bars:
     """Return stacked bars, one per rank; of more than `_MAX_BARS` ranks, those with the most time of their own."""
-    own = workers.own
-    ranks = sorted(sorted(range(workers.count), key=lambda rank: -own[rank])[:_MAX_BARS])
-    times = {phase: workers.seconds(phase) for phase in RECORDED}
+    own = step.own
+    ranks = sorted(sorted(range(step.workers), key=lambda rank: -own[rank])[:_MAX_BARS])
+    times = {phase: step.by_rank(phase) for phase in RECORDED}
     return Bars(
         key,
         f"Time per step of each worker{suffix}",
@@ -88,7 +69,7 @@ def _split(workers: _Workers, key: str, suffix: str) -> Bars:
         "time per step (ms)",
         [str(rank) for rank in ranks],
         [(_label(phase), [1e3 * seconds[rank] for rank in ranks]) for phase, seconds in times.items() if any(seconds)],
-        note=f"The slowest {_MAX_BARS} of {workers.count:,} workers." if workers.count > _MAX_BARS else "",
+        note=f"The slowest {_MAX_BARS} of {step.workers:,} workers." if step.workers > _MAX_BARS else "",
     )
 
 
