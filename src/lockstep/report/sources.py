@@ -5,8 +5,8 @@ Missing or damaged inputs give warnings. It is an error only if no path has any 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,39 +71,28 @@ class _Finder:
         self._seen: set[Path] = set()
 
     def search(self, path: Path) -> None:
-        with self._reported(path):
-            if path.is_dir():
-                if not self._search_folder(path, 0):
-                    self._warn(f"{path}: skipped, as it has no {METRICS} and no .jsonl files")
-            elif path.exists():
-                self._read_file(path)
-            else:
-                self._warn(f"{path} does not exist")
+        warned = len(self.warnings)
+        files = list(self._files_in(path)) if os.path.isdir(path) else [path]
+        for file in files:
+            try:
+                self._read_file(file)
+            except FileNotFoundError:
+                self._warn(f"{file} does not exist")
+            except OSError as error:
+                self._warn_of(error, file)
+        if not files and len(self.warnings) == warned:
+            self._warn(f"{path}: skipped, as it has no {METRICS} and no .jsonl files")
 
-    @contextmanager
-    def _reported(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._warn(f"cannot read {path}: {error.strerror or error}")
+    def _warn_of(self, error: OSError, path: Path | None = None) -> None:
+        self._warn(f"cannot read {path or error.filename}: {error.strerror or error}")
 
-    def _search_folder(self, folder: Path, depth: int) -> bool:
-        """Read a folder and those below it; return whether any of them has runs, studies or an unreadable path."""
-        if (folder / METRICS).is_file():
-            self._read(folder / METRICS, self._read_run_folder)
-            return True
-        found = False
-        for entry in sorted(folder.iterdir()):
-            if entry.is_dir() and depth < DEEPEST and entry.name not in SKIPPED and not entry.name.startswith("."):
-                is_empty = False
-                with self._reported(entry):
-                    is_empty = not self._search_folder(entry, depth + 1)
-                found = found or not is_empty
-            elif entry.suffix == ".jsonl" and entry.is_file():
-                found = True
-                with self._reported(entry):
-                    self._read_file(entry)
-        return found
+    def _files_in(self, folder: Path) -> Iterator[Path]:
+        """Yield the files of records in a folder and those below it; a run has no others than its metrics."""
+        for place, folders, names in os.walk(folder, onerror=self._warn_of, followlinks=True):
+            below = len(Path(place).relative_to(folder).parts) < DEEPEST and METRICS not in names
+            folders[:] = sorted(each for each in folders if below and each not in SKIPPED and not each.startswith("."))
+            found = [METRICS] if METRICS in names else sorted(name for name in names if name.endswith(".jsonl"))
+            yield from (path for name in found if (path := Path(place, name)).is_file())
 
     def _read_file(self, path: Path) -> None:
         if path.name == METRICS or next(read_records(path), {}).get("kind") in RUN_KINDS:
