@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from lockstep.data.sharding import Sharding
 from lockstep.diagnosis.observed_steps import PHASES
 from lockstep.diagnosis.phases import Phase
 from lockstep.errors import ConfigError
+from lockstep.run.session import Session
 from lockstep.world import accelerator, observer
 from lockstep.world.observer import Observer
 from lockstep.world.world import World
@@ -119,6 +120,15 @@ class Balance:
         self._said = self.counts
         shown = ", ".join(map(str, self.counts[:MAX_SHOWN])) + ", ..." * (len(self.counts) > MAX_SHOWN)
         return [f"balance: of the {sum(self.counts):,} samples of a step, the workers (by rank) now take {shown}"]
+
+
+def rebalance(
+    session: Session[Any], balance: Balance, seconds: Sequence[OwnSeconds], steps: int, step_in_epoch: int
+) -> None:
+    """Let the workers' shares of later steps follow their own times in the last `steps` steps. Collective."""
+    if balance.update(seconds, steps, session.progress.step, step_in_epoch):
+        session.record("balance", samples=balance.counts)
+    session.say(balance.news())
 
 
 def better_fractions(

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import CheckpointError, ConfigError, DataError
 from lockstep.run.accumulation import StepLosses, StepPasses, UnusedGradients
-from lockstep.run.balance import Balance, ObservedTimes, OwnSeconds, check_measurable
+from lockstep.run.balance import Balance, ObservedTimes, OwnSeconds, check_measurable, rebalance
 from lockstep.run.figures import LoopRecords
 from lockstep.run.messages import naming_arguments
 from lockstep.run.named_states import Extra, layers_of_wrapping
@@ -179,12 +179,9 @@ class TrainingRun:
             self._seed_step()
 
     def _update_balance(self, balance: Balance) -> None:
-        own, position = self._own_times.take(), self._position
-        rows = self._world.gather([BALANCE_STEPS * seconds for seconds in own])
+        rows = self._world.gather([BALANCE_STEPS * seconds for seconds in self._own_times.take()])
         seconds = [OwnSeconds(*row) for row in rows]
-        if balance.update(seconds, BALANCE_STEPS, position.step, position.step_in_epoch):
-            self._session.record("balance", samples=balance.counts)
-        self._session.say(balance.news())
+        rebalance(self._session, balance, seconds, BALANCE_STEPS, self._position.step_in_epoch)
 
     def record(self, **figures: float) -> None:
         """Record the results of an evaluation, equal on all workers, such as loss= and top1= (0 to 1)."""

@@ -14,14 +14,13 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.loaders import EvalLoader, TrainLoader
 from lockstep.data.sets import Batch, ImageData
 from lockstep.run.balance import Balance
-from lockstep.run.records.trackers import INFO
 from lockstep.run.session import Session
 from lockstep.train.callbacks import Hooks
 from lockstep.train.custom import CustomSchedule
 from lockstep.train.metrics import Criterion, Measures, Meter
 from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.monitoring.history import EpochRecords
-from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes
+from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.optim.ema import NoAverage
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.precision import Precision
@@ -127,7 +126,6 @@ class Job:
     measures: Measures
     meter: Meter
     clock: StepClock
-    interval: ReportInterval
     worker_times: WorkerTimes
     balance: Balance | None
     guard: Guard
@@ -153,14 +151,6 @@ class Job:
         """The last step of the run."""
         planned = self.config.epochs * self.steps_per_epoch
         return min(planned, self.config.max_steps or planned, self.hooks.last_step)
-
-    def say(self, lines: Sequence[str], level: int = INFO) -> None:
-        """Print lines on rank 0 if the level is enabled, and log them on every worker."""
-        self.session.say(lines, level)
-
-    def advice(self) -> str:
-        """Return advice for when training diverges."""
-        return self.session.advise()
 
     def close(self) -> None:
         """Close the session, readers and the strategy."""

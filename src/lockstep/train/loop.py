@@ -108,7 +108,7 @@ def train(job: Job) -> Result:
 
 def _train(job: Job) -> Result:
     progress = job.progress
-    job.interval.restart()
+    job.worker_times.restart()
     figures: dict[str, Any] | None = None
     measured = Measured()
     # Resumed between training and evaluation.
@@ -303,7 +303,7 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     start = time.perf_counter()
     totals = _evaluate(job)
     seconds = time.perf_counter() - start
-    job.interval.exclude(seconds)
+    job.worker_times.exclude(seconds)
     if job.session.stopping.agreed and progress.step < job.last_step:
         save(job)
         raise job.session.stop(job.last_step)

@@ -84,11 +84,11 @@ def _run(
     with job.session.stopping.listening():
         try:
             with io.recording(job.session.folder.path, world.rank), closing(job):
-                job.say([*_introduce(job, workers), *io.notes])
-                job.say(job.warnings, ALWAYS)
+                job.session.say([*_introduce(job, workers), *io.notes])
+                job.session.say(job.warnings, ALWAYS)
                 result = train(job)
                 written = job.session.finish(export=True)
-                job.say(_conclude(job, result, written), ALWAYS)
+                job.session.say(_conclude(job, result, written), ALWAYS)
                 written.check("training finished")
         except StoppedError as stop:
             logger.info(str(stop))

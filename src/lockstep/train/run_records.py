@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.errors import NonFiniteLossError
 from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.files.untrusted import printable_name
-from lockstep.run.balance import Balance
+from lockstep.run.balance import rebalance
 from lockstep.run.records.trackers import ALWAYS
 from lockstep.run.replicas import are_finite
 from lockstep.train.guards.nonfinite import MAX_SKIPPED_IN_A_ROW, where
@@ -27,8 +27,9 @@ def report_steps(job: Job) -> None:
     job.guard.report(job)
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
-    totals, times = sum(steps, Totals()), job.interval.end()
-    stragglers, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
+    totals = sum(steps, Totals())
+    times, stragglers = job.worker_times.report(len(taken))
+    spread = job.worker_times.spread()
     progress.overflowed = ()
     progress.add_interval(steps, times)
     job.session.record(
@@ -44,32 +45,25 @@ def report_steps(job: Job) -> None:
     progress.epoch_joules += job.session.record_energy(int(totals.count))
     for straggler in stragglers:
         job.session.record("straggler", **asdict(straggler))
-        job.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
+        job.session.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
     if job.balance is not None:
-        _update_balance(job, job.balance, len(taken))
-
-
-def _update_balance(job: Job, balance: Balance, steps: int) -> None:
-    """Let the workers' shares of later steps follow their speeds in the last `steps` steps."""
-    step = job.progress.step
-    if balance.update(job.worker_times.own, steps, step, (step - 1) % job.steps_per_epoch + 1):
-        job.session.record("balance", samples=balance.counts)
-    job.say(balance.news())
+        step_in_epoch = (progress.step - 1) % job.steps_per_epoch + 1
+        rebalance(job.session, job.balance, job.worker_times.own, len(taken), step_in_epoch)
 
 
 def report_overflow(job: Job, step: int) -> None:
     """Count and report a step that was skipped because of a NaN or infinite gradient."""
     progress, scale = job.progress, job.optim.precision.loss_scale
     if not are_finite(job.world, job.network.model):
-        raise NonFiniteLossError(f"the weights are NaN or infinite before step {step}. {job.advice()}")
+        raise NonFiniteLossError(f"the weights are NaN or infinite before step {step}. {job.session.advise()}")
     progress.leave_out(step)
     now = "now" if job.optim.precision.adapts_loss_scale else "stays"
-    job.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
+    job.session.say([f"gradient overflow at step {step}, step skipped, loss scale {now} {scale:g}"])
     if progress.skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteLossError(
             f"the gradient was NaN or infinite in {progress.skipped_in_a_row} steps in a row up to step {step}, now "
             f"at loss scale {scale:g}. "
-            + ("Use --loss-scale dynamic" if scale > 1 else f"{job.advice()}, or use --precision bf16")
+            + ("Use --loss-scale dynamic" if scale > 1 else f"{job.session.advise()}, or use --precision bf16")
         )
 
 
@@ -94,7 +88,7 @@ def report_training(job: Job) -> None:
         phase_seconds=job.worker_times.take_epoch(),
         **({"kilowatt_hours": joules / JOULES_PER_KWH, "joules_per_sample": joules / count} if joules else {}),
     )
-    job.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
+    job.session.say(job.loading.data_wait.lines(progress.epoch_wait_seconds, progress.epoch_seconds))
 
 
 def report_evaluation(job: Job, totals: Totals, seconds: float, metrics: Mapping[str, Value]) -> None:
@@ -132,7 +126,9 @@ def _finite(job: Job, steps: list[Totals]) -> list[Totals]:
         if math.isfinite(totals.loss):
             finite.append(totals)
         elif step not in progress.overflowed:
-            raise NonFiniteLossError(f"the loss is {totals.loss / totals.count} at {where(job, step)}. {job.advice()}")
+            raise NonFiniteLossError(
+                f"the loss is {totals.loss / totals.count} at {where(job, step)}. {job.session.advise()}"
+            )
     return finite
 
 

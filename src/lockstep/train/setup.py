@@ -26,7 +26,7 @@ from lockstep.train.inputs import build_loading
 from lockstep.train.job import Job, Network, Optimization
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
 from lockstep.train.monitoring.history import EpochRecords, read_epochs
-from lockstep.train.monitoring.worker_times import ReportInterval, WorkerTimes, build_clock
+from lockstep.train.monitoring.worker_times import WorkerTimes, build_clock
 from lockstep.train.network import load_pretrained, place_model
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate
 from lockstep.train.optim.ema import build_average
@@ -121,8 +121,7 @@ def build_job(
         measures=measures,
         meter=Meter(world, has_classes=bool(data.classes)),
         clock=clock,
-        interval=ReportInterval(clock),
-        worker_times=WorkerTimes(world, waits_in),
+        worker_times=WorkerTimes(world, clock, waits_in),
         balance=balance,
         guard=build_guard(config.numerics, precision, world.device.type),
         notes=[*notes, *describe_frozen(weights)],
@@ -131,7 +130,7 @@ def build_job(
         hooks=hooks,
     )
     state = TrainingState(world, weights, optimizer, progress, epochs, steps_per_epoch, held.folder.path)
-    hooks.begin(state, lambda line: job.say([line]))
+    hooks.begin(state, lambda line: session.say([line]))
     return job
 
 

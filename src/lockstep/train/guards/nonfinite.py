@@ -43,7 +43,7 @@ class Watch(Guard):
         return bool(all_finite(gradients_of(job.optim.optimizer))) or self._goes_on(job, passes)
 
     def _goes_on(self, job: Job, passes: Sequence[Batch]) -> bool:
-        raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {job.advice()}")
+        raise NonFiniteLossError(f"{_describe(job, trace(job, passes))}. {job.session.advise()}")
 
 
 class DeferredWatch(Watch):
@@ -65,8 +65,8 @@ class DeferredWatch(Watch):
         bad = [rank for rank, good in enumerate(finite) if not good]
         whose = f"; so is the loss on worker{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}" if bad else ""
         raise NonFiniteLossError(
-            f"the gradient is NaN or infinite at {where(job, step)}{whose}. {job.advice()}. --on-nan skip checks "
-            f"each step and names the layer"
+            f"the gradient is NaN or infinite at {where(job, step)}{whose}. {job.session.advise()}. "
+            f"--on-nan skip checks each step and names the layer"
         )
 
     def _first(self, job: Job) -> int:
@@ -92,7 +92,7 @@ class Skip(Watch):
         findings = trace(job, passes)
         problem = _describe(job, findings)
         if any(finding.bad_weight for finding in findings):
-            raise NonFiniteLossError(f"{problem}. Skipping steps cannot repair weights. {job.advice()}")
+            raise NonFiniteLossError(f"{problem}. Skipping steps cannot repair weights. {job.session.advise()}")
         _leave_out(job, problem)
         return False
 
@@ -119,9 +119,11 @@ def _leave_out(job: Job, why: str) -> None:
     """Count and report the current step as skipped; raise NonFiniteLossError after too many in a row."""
     progress = job.progress
     progress.leave_out(progress.step + 1)
-    job.say([f"{why}; step skipped"], ALWAYS)
+    job.session.say([f"{why}; step skipped"], ALWAYS)
     if progress.skipped_in_a_row > MAX_SKIPPED_IN_A_ROW:
-        raise NonFiniteLossError(f"{why}, the last of {progress.skipped_in_a_row} such steps in a row. {job.advice()}")
+        raise NonFiniteLossError(
+            f"{why}, the last of {progress.skipped_in_a_row} such steps in a row. {job.session.advise()}"
+        )
 
 
 def _describe(job: Job, findings: Sequence[FirstBadNumber]) -> str:

@@ -39,44 +39,19 @@ class Times(NamedTuple):
         return self.phases.get("data_wait", 0.0)
 
 
-class ReportInterval:
-    """Measures the time from one report to the next, without gaps, even across epochs."""
-
-    def __init__(self, clock: StepClock):
-        self._clock = clock
-        self.restart()
-
-    def restart(self) -> None:
-        """Start a new interval now, and discard the measurements since the last report."""
-        self._clock.forget()
-        self._start = time.perf_counter()
-
-    def exclude(self, seconds: float) -> None:
-        """Exclude the last `seconds` from the training time."""
-        self._start += seconds
-
-    def end(self) -> Times:
-        """End the interval and start the next; waits for the device."""
-        steps = self._clock.take()
-        phases: Phases = {phase: sum(step.get(phase, 0.0) for step in steps) for phase in PHASES}
-        now = time.perf_counter()
-        times = Times(now - self._start, phases)
-        self._start = now
-        return times
-
-
 MIN_SECONDS = 1.0  # shorter reports are joined, because a scheduler can favor a worker for a moment
 
 
 class WorkerTimes:
-    """Collective, like its `report`.
+    """Measures the time between two reports, without gaps, even across epochs, on all workers.
 
     Args:
+        clock: Of the steps.
         waits_in: The phases in which a worker may wait for others, so that they do not show which one is slow.
     """
 
-    def __init__(self, world: World, waits_in: Collection[Phase]):
-        self._world = world
+    def __init__(self, world: World, clock: StepClock, waits_in: Collection[Phase]):
+        self._world, self._clock = world, clock
         self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
         self._watch = StragglerWatch(world.gather(socket.gethostname()))
         self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64, device="cpu")
@@ -85,14 +60,31 @@ class WorkerTimes:
         self.own: list[OwnSeconds] = []
         """Each worker's own time in the steps of the last report."""
         self._begin_window()
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure from now on, and discard the measurements since the last report."""
+        self._clock.forget()
+        self._start = time.perf_counter()
+
+    def exclude(self, seconds: float) -> None:
+        """Exclude the last `seconds` from the training time."""
+        self._start += seconds
 
     def _begin_window(self) -> None:
         self._window = torch.zeros_like(self._last)
         self._window_steps, self._window_seconds = 0, 0.0
 
-    def report(self, times: Times, steps: int) -> list[Straggler]:
-        """Gather the times of the last steps, and return the workers to name, on rank 0."""
-        own = [*(times.phases[phase] for phase in PHASES), self._oversubscription.check()]
+    def report(self, steps: int) -> tuple[Times, list[Straggler]]:
+        """Return this worker's times in the last steps, and on rank 0 the workers to name. Collective.
+
+        It waits for the device.
+        """
+        ended = self._clock.take()
+        phases: Phases = {phase: sum(step.get(phase, 0.0) for step in ended) for phase in PHASES}
+        before, self._start = self._start, time.perf_counter()
+        times = Times(self._start - before, phases)
+        own = [*(phases[phase] for phase in PHASES), self._oversubscription.check()]
         rows = self._world.rows(torch.tensor(own, dtype=torch.float64, device="cpu"))
         seconds = rows[:, :-1]
         self._last = seconds / max(1, steps)
@@ -105,14 +97,14 @@ class WorkerTimes:
         self._window_steps += steps
         self._window_seconds += times.seconds
         if self._window_seconds < MIN_SECONDS or not self._world.is_main or self._world.size == 1:
-            return []
+            return times, []
         count = max(1, self._window_steps)
         per_step = self._window / count
         phases: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
         oversubscribed = [bool(each) for each in rows[:, -1]]
         found = self._watch.update(phases, self._window_seconds / count, count, oversubscribed)
         self._begin_window()
-        return found
+        return times, found
 
     def _sums(self, seconds: torch.Tensor, phases: Collection[Phase]) -> list[float]:
         """Return each worker's own time in some of the phases."""
