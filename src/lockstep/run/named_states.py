@@ -21,9 +21,8 @@ from lockstep.errors import ConfigError
 from lockstep.models.buffers import load_state
 from lockstep.models.nested import map_tensors
 from lockstep.models.optimizer_state import load_keeping_flags
-from lockstep.run.checkpoints import state_tree
 from lockstep.run.checkpoints.sharded import StoredTensor, restored_as, shard_of
-from lockstep.run.checkpoints.snapshot import Tensors, TensorShard
+from lockstep.run.checkpoints.snapshot import Tensors, TensorShard, split_state
 
 EXTRA = ""  # the name of `TrainingRun.extra` among the states
 
@@ -257,6 +256,6 @@ def check_storable(state: Any, name: str) -> None:
         ConfigError: A value is neither a tensor nor JSON; the message says where it is.
     """
     try:
-        state_tree.split(state, name, {})
+        split_state(state, name, {})
     except TypeError as error:
         raise ConfigError(f"{error}, which a checkpoint cannot store") from None

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
-from lockstep.run.checkpoints import state_tree
+from lockstep.run.checkpoints.snapshot import split_state
 from lockstep.train.callbacks import Callback
 from lockstep.train.metrics import Loss, Metric
 from lockstep.train.monitoring.history import EpochRecords
@@ -116,9 +116,9 @@ def check_savable(optimizer: Optimizer) -> None:
         for group in settings:
             if tensor := next((name for name, value in group.items() if isinstance(value, torch.Tensor)), None):
                 raise TypeError(f"{tensor} is a Tensor")
-            state_tree.split(group, "", {})
+            split_state(group, "", {})
         for state in optimizer.state.values():
-            state_tree.split(state, "", {})
+            split_state(state, "", {})
     except TypeError as error:
         raise ConfigError(
             f"optimizer=: its {error}, which a checkpoint cannot store; use numbers as settings, and a state of "

@@ -11,14 +11,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
-from lockstep.data.loaders import EvalLoader, TrainLoader
-from lockstep.data.sets import Batch, ImageData
+from lockstep.data.sets import Batch
 from lockstep.run.balance import Balance
 from lockstep.run.session import Session
 from lockstep.train.callbacks import Hooks
 from lockstep.train.custom import CustomSchedule
+from lockstep.train.inputs import Loading
 from lockstep.train.metrics import Criterion, Measures, Meter
-from lockstep.train.monitoring.data_wait import DataWait
 from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.optim.ema import NoAverage
@@ -56,16 +55,6 @@ class Network:
         self.replica.train()
         for norm in self.frozen_norms:
             norm.eval()
-
-
-@dataclass(frozen=True)
-class Loading:
-    """The data and its loaders."""
-
-    data: ImageData
-    train_loader: TrainLoader
-    val_loader: EvalLoader
-    data_wait: DataWait
 
 
 @dataclass(frozen=True)

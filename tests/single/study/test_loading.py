@@ -18,8 +18,18 @@ from lockstep.config.schema import AugmentConfig, DataConfig, ModelConfig, Train
 from lockstep.data.sets import FileSplit, ImageData, describe_custom
 from lockstep.data.sources import digits, image_folder
 from lockstep.errors import CorruptImageError
-from lockstep.study.loading import Figure, LoadingStudy, Spread, candidates, wait_share
-from lockstep.study.stages import Setting, measure_demand, measure_pipeline, measure_stages, orders
+from lockstep.study.loading import (
+    Figure,
+    LoadingStudy,
+    Setting,
+    Spread,
+    candidates,
+    measure_demand,
+    measure_pipeline,
+    measure_stages,
+    orders,
+    wait_share,
+)
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 

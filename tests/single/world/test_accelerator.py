@@ -34,8 +34,7 @@ NVIDIAS_OWN = {
     "world/interfaces.py",  # NCCL_SOCKET_IFNAME
     "launch/plan/job_plan.py",
     "launch/node/seats.py",
-    "train/monitoring/data_wait.py",  # --decode gpu, again nvJPEG
-    "train/inputs.py",
+    "train/inputs.py",  # --decode gpu, again nvJPEG
 }
 
 

@@ -4,7 +4,7 @@ The folder `step-00000120/` contains
 
 - `model.safetensors`: the weights, with architecture, class names and input as metadata;
 - `states.safetensors`: the tensors of all other states (the optimizer's state_dict, the moving average of the weights,
-  what a user's own loop wants saved), named by where they are in them (`state_tree`);
+  what a user's own loop wants saved), named by where they are in them (`snapshot`);
 - `state.json`: everything else (progress, the states' other values, the job's settings);
 - of a model that is sharded over the workers (FSDP2's), `shard-00000.safetensors` and so on with each worker's parts,
   and `shards.json` (`sharded`);
@@ -35,8 +35,8 @@ from lockstep.errors import CheckpointError, ConfigError
 from lockstep.files.atomic import replacing, sync
 from lockstep.files.untrusted import open_plain, parse_json, printable, read_json
 from lockstep.models.saved_weights import read_safetensors
-from lockstep.run.checkpoints import sharded, state_tree
-from lockstep.run.checkpoints.snapshot import Snapshot, Tensors, TensorShard
+from lockstep.run.checkpoints import sharded
+from lockstep.run.checkpoints.snapshot import Snapshot, Tensors, TensorShard, join_state, split_state
 
 FORMAT = 1
 METADATA_KEY = "lockstep"
@@ -90,7 +90,7 @@ def write(
 def _separate(snapshot: Snapshot) -> tuple[Tensors, Any, dict[str, TensorShard]]:
     """Return the whole tensors of a snapshot's states, their other values, and all shards, the model's too."""
     found: dict[str, Any] = {}
-    values = state_tree.split(snapshot.states, "", found)
+    values = split_state(snapshot.states, "", found)
     tensors = {
         name: each.detach().cpu().contiguous() for name, each in found.items() if not isinstance(each, TensorShard)
     }
@@ -163,7 +163,7 @@ def load(path: Path, verified: bool = False, to_shard: bool = False) -> Snapshot
         return Snapshot(
             step=_count(state["step"]),
             model=model,
-            states=_mapping(state_tree.join(state["states"], tensors)),
+            states=_mapping(join_state(state["states"], tensors)),
             progress=_mapping(state["progress"]),
             about=_mapping(state["about"]),
             job=_mapping(state["job"]),

@@ -12,8 +12,8 @@ from lockstep.cli import main
 from lockstep.config.schema import DataConfig, TrainConfig
 from lockstep.data.sets import FileSplit, MemorySplit, UserSplit
 from lockstep.files.jsonl import read_records
-from lockstep.train.monitoring import data_wait
-from lockstep.train.monitoring.data_wait import DataWait, advise, choose_processes
+from lockstep.train import inputs
+from lockstep.train.inputs import DataWait, advise, choose_processes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -40,7 +40,7 @@ MEMORY = MemorySplit(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, 
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The cores that this process may use: the parameter, or 4."""
     number: int = getattr(request, "param", 4)
-    monkeypatch.setattr(data_wait, "usable_cores", lambda: number)
+    monkeypatch.setattr(inputs, "usable_cores", lambda: number)
     return number
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.run.checkpoints.state_tree import join, split
+from lockstep.run.checkpoints.snapshot import join_state, split_state
 
 STATES = [
     {"state": {0: {"exp_avg": torch.ones(2), "step": 3}}, "param_groups": [{"betas": (0.9, 0.999), "params": [0]}]},
@@ -24,16 +24,16 @@ STATES = [
 @pytest.mark.parametrize("state", STATES)
 def test_states_come_back(state: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    values = json.loads(json.dumps(split(state, "", tensors)))
+    values = json.loads(json.dumps(split_state(state, "", tensors)))
     again: dict[str, torch.Tensor] = {}
-    assert split(join(values, tensors), "", again) == split(state, "", {})
+    assert split_state(join_state(values, tensors), "", again) == split_state(state, "", {})
     assert tensors.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
 
 
 def test_names_say_where_a_tensor_is() -> None:
     tensors: dict[str, torch.Tensor] = {}
-    split({"state": {0: {"exp_avg": torch.ones(2)}}, "more": [torch.ones(1)]}, "optimizer", tensors)
+    split_state({"state": {0: {"exp_avg": torch.ones(2)}}, "more": [torch.ones(1)]}, "optimizer", tensors)
     assert list(tensors) == ["optimizer.state.0.exp_avg", "optimizer.more.0"]
 
 
@@ -47,4 +47,4 @@ def test_names_say_where_a_tensor_is() -> None:
 )
 def test_what_is_neither_is_named(state: Any, message: str) -> None:
     with pytest.raises(TypeError, match=f"^{message}$"):
-        split(state, "x", {})
+        split_state(state, "x", {})
