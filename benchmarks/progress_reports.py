@@ -24,7 +24,7 @@ from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.phases import Phase
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
-from lockstep.train.monitoring.worker_times import ReportInterval
+from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.network import build_model
 from lockstep.train.setup import build_job
 from lockstep.world.launcher_environment import RankInfo
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _with_clock(job: Job, clock: StepClock) -> Job:
-    return dataclasses.replace(job, clock=clock, interval=ReportInterval(clock))
+    return dataclasses.replace(job, clock=clock, worker_times=WorkerTimes(job.world, clock, ()))
 
 
 def _job(folder: str, batch: int) -> Job:

@@ -59,7 +59,8 @@ class StepCounts:
     def begin_generation(self, board: Board | None) -> None:
         """Count from 0, on a board of this generation of the workers."""
         self.board, self.published, self.io = board, ObservedSteps(), IoTotals()
-        self.steps, self._told_samples = 0, None
+        self.steps = 0
+        self._told_samples: int | None = None
         self._last = self._written = 0.0  # when the last step ended, and the last one that is published
         self._reported = time.monotonic()
         self._first_step = 0.0, 0, 0  # when the first one ended, its number, and the samples until then

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     command = parse(LoadingCommand, "study loading", flags)
     config = read_job(job)
     from lockstep.data import catalog
-    from lockstep.study import stages
+    from lockstep.study import loading as stages
     from lockstep.study.loading import LoadingStudy, candidates
     from lockstep.study.points import append_record, check_record_file
     from lockstep.train.optim.schedule import plan_batches

@@ -100,9 +100,9 @@ class WorkerTimes:
             return times, []
         count = max(1, self._window_steps)
         per_step = self._window / count
-        phases: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
+        columns: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
         oversubscribed = [bool(each) for each in rows[:, -1]]
-        found = self._watch.update(phases, self._window_seconds / count, count, oversubscribed)
+        found = self._watch.update(columns, self._window_seconds / count, count, oversubscribed)
         self._begin_window()
         return times, found
 
