@@ -27,9 +27,8 @@ def report_steps(job: Job) -> None:
     job.guard.report(job)
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
-    totals = sum(steps, Totals())
-    times, stragglers = job.worker_times.report(len(taken))
-    spread = job.worker_times.spread()
+    totals, times = sum(steps, Totals()), job.worker_times.end()
+    stragglers, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
     progress.overflowed = ()
     progress.add_interval(steps, times)
     job.session.record(

@@ -149,7 +149,6 @@ def test_totals_go_on_until_a_restart(large_file: Path) -> None:
     read = [round(totals.amounts[0] / SIZE) for totals in taken]
     assert read == [1, 2, 3, 0, 0]
     assert taken[0].seconds < taken[1].seconds < taken[2].seconds
-    assert all(IoTotals.unpack(totals.pack()) == totals for totals in taken)
 
 
 @linux

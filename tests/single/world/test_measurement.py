@@ -74,8 +74,8 @@ class Worker:
         for number, end in enumerate(ends, start=1):
             if number in after_loaders:
                 measured.loader_ends(lambda: None)  # any object that weak references take
-            measured.loaders.samples += 4
-            measured.steps = number
+            measured.counts.loaders.samples += 4
+            measured.counts.steps = number
             self.clock.time = end
             measured.clock.end()
             measured.step_is_counted()
@@ -145,7 +145,7 @@ def test_a_program_of_warm_up_steps_only_sends_an_error(worker: Worker) -> None:
 
 def test_unknown_samples_end_the_program_after_the_warm_up(worker: Worker) -> None:
     measured = Measurement(2, 3, needs_samples=True)
-    measured.steps = 2
+    measured.counts.steps = 2
     with pytest.raises(Ended):
         measured.step_is_counted()
     assert worker.sent == [{"samples_unknown": True}]
@@ -165,11 +165,11 @@ def test_exchanges_of_the_measured_steps_are_counted(
     recorded: list[int | None], pauses: int, exchanges: int | None, monkeypatch: pytest.MonkeyPatch, worker: Worker
 ) -> None:
     measured = Measurement(2, 3)
-    monkeypatch.setattr(flight_recorder, "started", lambda: recorded[measured.steps - 2])
+    monkeypatch.setattr(flight_recorder, "started", lambda: recorded[measured.counts.steps - 2])
     for number in range(1, 7):
         if number == 5:
             measured.loader_ends(lambda: None)
-        measured.steps = number
+        measured.counts.steps = number
         measured.clock.pauses += pauses
         if number == 6:
             with pytest.raises(Ended):

@@ -75,16 +75,16 @@ class WorkerTimes:
         self._window = torch.zeros_like(self._last)
         self._window_steps, self._window_seconds = 0, 0.0
 
-    def report(self, steps: int) -> tuple[Times, list[Straggler]]:
-        """Return this worker's times in the last steps, and on rank 0 the workers to name. Collective.
-
-        It waits for the device.
-        """
-        ended = self._clock.take()
-        phases: Phases = {phase: sum(step.get(phase, 0.0) for step in ended) for phase in PHASES}
+    def end(self) -> Times:
+        """Return this worker's times since the last call; waits for the device."""
+        steps = self._clock.take()
+        phases: Phases = {phase: sum(step.get(phase, 0.0) for step in steps) for phase in PHASES}
         before, self._start = self._start, time.perf_counter()
-        times = Times(self._start - before, phases)
-        own = [*(phases[phase] for phase in PHASES), self._oversubscription.check()]
+        return Times(self._start - before, phases)
+
+    def report(self, times: Times, steps: int) -> list[Straggler]:
+        """Gather the times of the last steps, and return the workers to name, on rank 0. Collective."""
+        own = [*(times.phases[phase] for phase in PHASES), self._oversubscription.check()]
         rows = self._world.rows(torch.tensor(own, dtype=torch.float64, device="cpu"))
         seconds = rows[:, :-1]
         self._last = seconds / max(1, steps)
@@ -97,14 +97,14 @@ class WorkerTimes:
         self._window_steps += steps
         self._window_seconds += times.seconds
         if self._window_seconds < MIN_SECONDS or not self._world.is_main or self._world.size == 1:
-            return times, []
+            return []
         count = max(1, self._window_steps)
         per_step = self._window / count
-        columns: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
+        phases: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
         oversubscribed = [bool(each) for each in rows[:, -1]]
-        found = self._watch.update(columns, self._window_seconds / count, count, oversubscribed)
+        found = self._watch.update(phases, self._window_seconds / count, count, oversubscribed)
         self._begin_window()
-        return times, found
+        return found
 
     def _sums(self, seconds: torch.Tensor, phases: Collection[Phase]) -> list[float]:
         """Return each worker's own time in some of the phases."""

@@ -11,7 +11,7 @@ import torch
 from lockstep.diagnosis.phases import PHASES
 from lockstep.diagnosis.stragglers import REPORTS
 from lockstep.train.monitoring import worker_times
-from lockstep.train.monitoring.worker_times import ReportInterval, Times, WorkerTimes
+from lockstep.train.monitoring.worker_times import Times, WorkerTimes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
@@ -30,7 +30,7 @@ class Peers(World):
         return torch.stack([factor * row for factor in self.factors])
 
 
-STEPS = 100
+STEPS, CPU = 100, torch.device("cpu")
 
 
 def _times(**phases: float) -> Times:
@@ -38,7 +38,7 @@ def _times(**phases: float) -> Times:
 
 
 def test_records_hold_ranges_per_step_and_sums_per_epoch() -> None:
-    times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
+    times = WorkerTimes(Peers(RankInfo(size=3), CPU), StepClock(CPU), ("reduction",))
     for _ in range(2):
         times.report(_times(forward=0.2, reduction=0.1), steps=10)
     assert times.spread() == {
@@ -51,7 +51,7 @@ def test_records_hold_ranges_per_step_and_sums_per_epoch() -> None:
 
 @pytest.mark.parametrize(("phase", "is_named"), [("forward", True), ("optimizer", False), ("reduction", False)])
 def test_phases_that_may_wait_for_others_name_no_worker(phase: str, is_named: bool) -> None:
-    times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction", "optimizer"))
+    times = WorkerTimes(Peers(RankInfo(size=3), CPU), StepClock(CPU), ("reduction", "optimizer"))
     named = [times.report(_times(**{phase: 5.0}), steps=STEPS) for _ in range(REPORTS)][-1]
     assert [(straggler.ranks, straggler.host, straggler.phase) for straggler in named] == (
         [((2,), "b", "forward")] if is_named else []
@@ -59,14 +59,14 @@ def test_phases_that_may_wait_for_others_name_no_worker(phase: str, is_named: bo
 
 
 def test_short_reports_are_joined() -> None:
-    times = WorkerTimes(Peers(RankInfo(size=3), torch.device("cpu")), ("reduction",))
+    times = WorkerTimes(Peers(RankInfo(size=3), CPU), StepClock(CPU), ("reduction",))
     short = Times(0.25, _times(forward=0.2).phases)
     named = [bool(times.report(short, steps=STEPS)) for _ in range(4 * REPORTS)]
     assert named == [False] * (4 * REPORTS - 1) + [True]
 
 
 def test_a_single_worker_is_not_compared_but_measured() -> None:
-    times = WorkerTimes(World(RankInfo(), torch.device("cpu")), ("reduction",))
+    times = WorkerTimes(World(RankInfo(), CPU), StepClock(CPU), ("reduction",))
     assert times.report(_times(forward=0.2), steps=10) == []
     assert times.spread() == {"forward": {"min": 0.02, "median": 0.02, "max": 0.02, "slowest": 0}}
     assert times.take_epoch() == {"forward": [0.2]}
@@ -110,8 +110,8 @@ class Event:
 
 
 def _wait_share(clocks: Clocks, seconds_of_step: float) -> float:
-    clock = StepClock(torch.device("cpu"))
-    interval = ReportInterval(clock)
+    clock = StepClock(CPU)
+    interval = WorkerTimes(World(RankInfo(), CPU), clock, ())
     batches = clocks.batches()
     for _ in range(BATCHES):
         clock.begin("data_wait")
