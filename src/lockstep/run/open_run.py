@@ -78,7 +78,7 @@ def open_run(
             if sharding and isinstance(model, nn.Module):
                 check_shares(model, sharding, "pass drop_last=True")
     with ExitStack() as stack:
-        held = stack.enter_context(holding_run(config, world))
+        folder = stack.enter_context(holding_run(config, world))
         point = find_resume_point(config, world)
         position, extra = LoopPosition(), Extra()
         shards = any(world.gather(any(is_sharded(each) for each in state.values() if isinstance(each, nn.Module))))
@@ -99,11 +99,11 @@ def open_run(
             first = dict(stored.job.get(SETTINGS, {}))
             overridden, settings = describe_overridden(settings, first), settings | first
         identity[SETTINGS] = settings  # not compared, since the state was restored before
-        session = open_session(point, config, world, held, described, position)
+        session = open_session(point, config, world, folder, described, position)
         session.begin()
         session.record("run", **begin)
         io = IoSampler(config.run.io_every, counts_node=world.rank_info.local_rank == 0)
-        stack.enter_context(io.recording(held.folder.path, world.rank))
+        stack.enter_context(io.recording(folder.path, world.rank))
         session.say([*point.notes, *io.notes, *overridden])
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])

@@ -23,7 +23,7 @@ from lockstep.run.checkpoints.sharded import WriteBarrier
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
 from lockstep.run.named_states import restore_states
 from lockstep.run.position import Position
-from lockstep.run.records.run_folder import HeldRun, RunFolder, newest_run_path
+from lockstep.run.records.run_folder import RunFolder, newest_run_path
 from lockstep.run.records.tracking_services import build_trackers
 from lockstep.run.session import RunDescription, Session
 from lockstep.run.stopping import build_stopping
@@ -144,14 +144,14 @@ def restore(
 
 
 def open_session(
-    point: ResumePoint, config: TrainConfig, world: World, held: HeldRun, described: RunDescription, progress: P
+    point: ResumePoint, config: TrainConfig, world: World, folder: RunFolder, described: RunDescription, progress: P
 ) -> Session[P]:
     """Begin this job's part of a run after its state was restored: create the folder, which must be locked. Collective.
 
     Raises:
         ConfigError: The folder holds another run's checkpoints, or cannot be written; raised on all workers.
     """
-    folder, checkpoints, before = held.folder, Checkpoints(), point.before(held.folder)
+    checkpoints, before = Checkpoints(), point.before(folder)
     on_disk = in_memory = None
 
     def create() -> None:
@@ -165,7 +165,7 @@ def open_session(
         _check_seen_by_all(folder.path / f".{token}", world)
         on_disk, in_memory = (WriteBarrier(world, token + kind) for kind in ("d", "m"))
     if world.is_main:
-        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=held.confirm, barrier=on_disk)
+        checkpoints = CheckpointFolder(folder.checkpoints, config.run.keep, confirm=folder.confirm, barrier=on_disk)
     elif on_disk:
         checkpoints = ShardWriter(folder.checkpoints, True, on_disk)
     if before:
@@ -173,10 +173,10 @@ def open_session(
     session = Session(
         config,
         world,
-        held,
+        folder,
         described,
         progress,
-        build_trackers(config, world, held, progress, described.build_console),
+        build_trackers(config, world, folder, progress, described.build_console),
         checkpoints,
         open_snapshots(config, world, folder.path, described.gathers_state, in_memory),
         HostCopies(world.device, world.rank_info.local_size),

@@ -27,7 +27,7 @@ from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
 from lockstep.run.named_states import gather_states, is_sharded, unwrapped
 from lockstep.run.position import Position
 from lockstep.run.records.job_energy import JobEnergy
-from lockstep.run.records.run_folder import HeldRun, RunFolder, logger
+from lockstep.run.records.run_folder import RunFolder, logger
 from lockstep.run.records.trackers import ALWAYS, DETAIL, INFO, Record, Tracker
 from lockstep.run.replicas import ReplicaCheck, are_finite
 from lockstep.run.stopping import Stopping, agreed_time_left, hosts_changed
@@ -100,13 +100,13 @@ class Session(Generic[P]):
     """A job's part of a run, from a start or resume on.
 
     Args:
-        held: The run folder, locked by this job.
+        folder: The run folder, locked by this job.
         copies: Copies the state to the host before it is written.
     """
 
     config: TrainConfig
     world: World
-    held: HeldRun
+    folder: RunFolder
     described: RunDescription
     progress: P
     trackers: list[Tracker]
@@ -124,10 +124,6 @@ class Session(Generic[P]):
         self._place = self.folder.path.absolute()
         self._snapshot_steps = snapshot_interval(self.config, self.world)
         self._replicas = [ReplicaCheck(self.world, each, every) for each in models if not is_sharded(each)]
-
-    @property
-    def folder(self) -> RunFolder:
-        return self.held.folder
 
     def newest(self) -> Path | None:
         """Return the newest checkpoint of the run; None if there is none."""

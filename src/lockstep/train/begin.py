@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.models.optimizer_state import stepping
 from lockstep.run.checkpoints.legacy_format import is_old, load_weights, read
 from lockstep.run.named_states import OptimizerState
-from lockstep.run.records.run_folder import HeldRun
+from lockstep.run.records.run_folder import RunFolder
 from lockstep.run.records.trackers import build_console
 from lockstep.run.resume import ResumePoint, open_session, restore
 from lockstep.run.session import RunDescription, Session
@@ -67,7 +67,7 @@ def begin_at(progress: Progress, config: TrainConfig, steps_per_epoch: int) -> P
 
 
 def _describe(
-    config: TrainConfig, world: World, held: HeldRun, weights: nn.Module, optim: Optimization, data: ImageData
+    config: TrainConfig, world: World, folder: RunFolder, weights: nn.Module, optim: Optimization, data: ImageData
 ) -> RunDescription:
     identity = {
         "DATASET": data.name,
@@ -90,7 +90,7 @@ def _describe(
     return RunDescription(
         identity,
         states_of(weights, optim),
-        how_to_resume(held.folder.path, world.rank_info.launcher != "none"),
+        how_to_resume(folder.path, world.rank_info.launcher != "none"),
         about,
         partial(build_console, config.run, len(data.classes), data.noun),
         advice=". Lower --lr, lengthen --warmup-epochs or add --clip-norm 1",
@@ -103,7 +103,7 @@ def begin(
     point: ResumePoint,
     config: TrainConfig,
     world: World,
-    held: HeldRun,
+    folder: RunFolder,
     weights: nn.Module,
     optim: Optimization,
     steps_per_epoch: int,
@@ -115,7 +115,7 @@ def begin(
         CheckpointError: The state is damaged, or belongs to another job.
         ConfigError: --start-epoch is past the end, or as for `open_session`.
     """
-    described = _describe(config, world, held, weights, optim, data)
+    described = _describe(config, world, folder, weights, optim, data)
     progress, notes = Progress(), list(point.notes)
     if point.state is not None and world.from_main(is_old(point.state)):
         progress, lines = take_over(point.state, config, weights, steps_per_epoch)
@@ -128,7 +128,7 @@ def begin(
     begun = progress if point.again else begin_at(progress, config, steps_per_epoch)
     if begun is not progress:
         progress, point = begun, ResumePoint()
-    return open_session(point, config, world, held, described, progress), notes
+    return open_session(point, config, world, folder, described, progress), notes
 
 
 def _describe_rise(config: TrainConfig, optim: Optimization, progress: Progress, last: float) -> list[str]:

@@ -163,18 +163,22 @@ class Hooks:
     Args:
         called: This worker's callbacks by event.
         events: Events with a callback on any worker; all workers take part in the collectives of these.
+        say: Prints lines.
     """
 
     last_step = sys.maxsize
     """The step after which callbacks stopped the run."""
 
-    def __init__(self, called: Mapping[str, Sequence[Callback]], events: Collection[str], world: World):
-        self._called, self._events, self._world = called, events, world
+    def __init__(
+        self,
+        called: Mapping[str, Sequence[Callback]],
+        events: Collection[str],
+        world: World,
+        state: TrainingState,
+        say: Callable[[Sequence[str]], None],
+    ):
+        self._called, self._events, self._world, self._state, self._say = called, events, world, state, say
         self._announced = -1  # the step of the last on_checkpoint
-
-    def begin(self, state: TrainingState, say: Callable[[str], None]) -> None:
-        """Start the run; `say` prints a line."""
-        self._state, self._say = state, say
 
     def begin_epoch(self) -> None:
         self._state.epoch = self._state.step // self._state.steps_per_epoch + 1
@@ -223,10 +227,12 @@ class Hooks:
             return
         reasons = [each for each in self._world.gather(reason) if each]
         self.last_step = self._state.step
-        self._say(f"stopping after step {self._state.step:,}: {reasons[0]}")
+        self._say([f"stopping after step {self._state.step:,}: {reasons[0]}"])
 
 
-def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
+def build_hooks(
+    callbacks: Sequence[Callback], world: World, state: TrainingState, say: Callable[[Sequence[str]], None]
+) -> Hooks:
     """Build the hooks that call these callbacks. Collective; the callbacks may differ between workers.
 
     Raises:
@@ -238,7 +244,7 @@ def build_hooks(callbacks: Sequence[Callback], world: World) -> Hooks:
             problem = "is a class, not an instance" if isinstance(callback, type) else f"has no {missing[0]}"
             raise ConfigError(f"callbacks=: {callback!r:.80} {problem}; pass instances of lockstep.train.Callback")
     called = {name: [each for each in callbacks if _overrides(each, name)] for name in _EVENTS}
-    return Hooks(called, world.union(name for name in _EVENTS if called[name]), world)
+    return Hooks(called, world.union(name for name in _EVENTS if called[name]), world, state, say)
 
 
 _EVENTS = ("on_epoch_begin", "on_step_begin", "on_step_end", "on_epoch_end", "on_checkpoint")

@@ -181,7 +181,7 @@ def train_epoch(job: Job) -> None:
         durably = job.session.due(stop, is_last=finished)
         if finished or durably is not None or progress.step % run.log_every == 0:
             _settle(job, progress.step)
-            job.session.held.check()
+            job.session.folder.check()
             report_steps(job)
             if durably is not None:
                 save(job, durably=durably)

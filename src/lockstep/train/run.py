@@ -17,7 +17,7 @@ from lockstep.data.readers import lost_loaders_named
 from lockstep.data.sets import ImageData
 from lockstep.errors import StoppedError, plural
 from lockstep.observe.io_sampling import IoSampler
-from lockstep.run.records.run_folder import HeldRun, holding_run, logger, start_log
+from lockstep.run.records.run_folder import RunFolder, holding_run, logger, start_log
 from lockstep.run.records.trackers import ALWAYS
 from lockstep.run.session import Written
 from lockstep.train.custom import CustomParts
@@ -44,11 +44,11 @@ def run(config: TrainConfig, world: World) -> Result:
     """
     io = IoSampler(config.run.io_every, world.rank_info.local_rank == 0)  # first, to include loading the data set
     check_same_job(world, config)  # before load_data, which may hang if the workers load different data sets
-    with holding_run(config, world) as held:  # fail early if another job uses the folder
-        place = held.folder.path.absolute()
+    with holding_run(config, world) as folder:  # fail early if another job uses the folder
+        place = folder.path.absolute()
         data = load_data(config, world, kept_data.pop(place, None))
         try:
-            return _run(config, world, data, build_model(config, data), held, io)
+            return _run(config, world, data, build_model(config, data), folder, io)
         except Exception as error:
             if is_interruption(error):
                 kept_data[place] = data
@@ -59,9 +59,9 @@ def run_with(
     config: TrainConfig, world: World, data: ImageData, model: nn.Module, custom: CustomParts | None = None
 ) -> Result:
     """Train as `run` does, with a data set and a model that are already loaded."""
-    with holding_run(config, world) as held:
+    with holding_run(config, world) as folder:
         io = IoSampler(config.run.io_every, world.rank_info.local_rank == 0)
-        return _run(config, world, data, model, held, io, custom)
+        return _run(config, world, data, model, folder, io, custom)
 
 
 @lost_loaders_named()  # in the loop, and while the job closes
@@ -70,14 +70,14 @@ def _run(
     world: World,
     data: ImageData,
     model: nn.Module,
-    held: HeldRun,
+    folder: RunFolder,
     io: IoSampler,
     custom: CustomParts | None = None,
 ) -> Result:
     keep_freed_memory(world.device)
     check_workers(config, world.size)
     check_training(config, model, data, world.size)
-    job = build_job(config, world, data, model, held, custom)
+    job = build_job(config, world, data, model, folder, custom)
     start_log(job.session.folder.log(world.rank), world.rank)
     workers = world.gather(_describe_worker(world))
     job.notes.extend(job.session.begin())

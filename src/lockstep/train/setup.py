@@ -14,7 +14,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
 from lockstep.data.transforms import mixes
 from lockstep.run.balance import Balance, check_measurable
-from lockstep.run.records.run_folder import HeldRun, unknown_to_others
+from lockstep.run.records.run_folder import RunFolder, unknown_to_others
 from lockstep.run.replicas import check_shares
 from lockstep.run.resume import find_resume_point
 from lockstep.train.begin import begin
@@ -43,13 +43,13 @@ def build_job(
     world: World,
     data: ImageData,
     model: nn.Module,
-    held: HeldRun | None = None,
+    folder: RunFolder | None = None,
     custom: CustomParts | None = None,
 ) -> Job:
     """Build all parts of a run, and restore its state when resuming.
 
     Args:
-        held: The locked run folder; None: use the configured folder without a lock.
+        folder: The locked run folder; None: use the configured folder without a lock.
 
     Raises:
         ConfigError: The configuration contradicts the world or the data, or the workers' jobs differ.
@@ -60,9 +60,9 @@ def build_job(
     accelerator.tune(world.device)
     check_same_job(world, config, data, model)  # before collectives whose number depends on the steps or the weights
     # With --start-epoch the state comes from another run, and this one starts a new folder.
-    own = held.folder.path if held and config.run.start_epoch is None else None
+    own = folder.path if folder and config.run.start_epoch is None else None
     point = find_resume_point(config, world, own)
-    held = held or unknown_to_others(config, world)
+    folder = folder or unknown_to_others(config, world)
     notes = list[str]()
     notes += load_pretrained(model, config, world) if point.state is None else []
     precision = build_precision(config.numerics, world.device)
@@ -96,12 +96,13 @@ def build_job(
     measures = Measures(custom.metrics, len(data.classes) if has_custom else 0, world)
     kept_keys = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept_keys)
-    session, warnings = begin(point, config, world, held, weights, optim, steps_per_epoch, data)
+    session, warnings = begin(point, config, world, folder, weights, optim, steps_per_epoch, data)
     progress = session.progress
-    epochs.take_all(read_epochs(held.folder, progress.step, world))
+    epochs.take_all(read_epochs(folder, progress.step, world))
     if isinstance(schedule, CustomSchedule):
         notes += schedule.describe_missing(progress.step)
-    hooks = build_hooks(custom.callbacks, world)
+    state = TrainingState(world, weights, optimizer, progress, epochs, steps_per_epoch, folder.path)
+    hooks = build_hooks(custom.callbacks, world, state, session.say)
     clock = build_clock(world.device, model)
     waits_in = strategy.waits_in
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
@@ -110,7 +111,7 @@ def build_job(
     if config.parallel.balance and world.size > 1:
         check_measurable([model], world.device, "--balance")
         balance = Balance(world, loading.train_loader, progress.step)
-    job = Job(
+    return Job(
         config=config,
         world=world,
         session=session,
@@ -129,9 +130,6 @@ def build_job(
         epochs=epochs,
         hooks=hooks,
     )
-    state = TrainingState(world, weights, optimizer, progress, epochs, steps_per_epoch, held.folder.path)
-    hooks.begin(state, lambda line: session.say([line]))
-    return job
 
 
 def _build_optimizer(

@@ -40,9 +40,18 @@ logger = logging.getLogger("lockstep")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of the files in a run folder."""
+    """A run folder and the paths of its files.
+
+    Args:
+        check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
+        confirm: Like `check`, but asks the file system; call it before renaming or removing anything in the folder.
+
+    Workers that do not write to the folder check nothing.
+    """
 
     path: Path
+    check: Callable[[], None] = lambda: None
+    confirm: Callable[[], None] = lambda: None
 
     @property
     def metrics(self) -> Path:
@@ -152,24 +161,8 @@ def describe_environment(world: World) -> dict[str, Any]:
 LOCKED_HINT = "wait for that job to finish, stop it, or choose another folder (--run-dir)"
 
 
-@dataclass(frozen=True)
-class HeldRun:
-    """A run folder locked by this job.
-
-    Args:
-        check: Raises LockstepError if another job is known to have taken over the folder. Cheap.
-        confirm: Like `check`, but asks the file system; call it before renaming or removing anything in the folder.
-
-    Workers that do not write to the folder check nothing.
-    """
-
-    folder: RunFolder
-    check: Callable[[], None] = lambda: None
-    confirm: Callable[[], None] = lambda: None
-
-
 @contextmanager
-def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
+def holding_run(config: TrainConfig, world: World) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Call it on all workers; rank 0 holds the lock.
 
     Raises:
@@ -191,8 +184,8 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
         return str(path)
 
     try:
-        folder = RunFolder(Path(world.on_main(hold)))
-        yield HeldRun(folder, lock.check, lock.confirm) if lock else HeldRun(folder)
+        path = Path(world.on_main(hold))
+        yield RunFolder(path, lock.check, lock.confirm) if lock else RunFolder(path)
     finally:
         if lock:
             lock.close()
@@ -201,9 +194,9 @@ def holding_run(config: TrainConfig, world: World) -> Iterator[HeldRun]:
                 each.rmdir()
 
 
-def unknown_to_others(config: TrainConfig, world: World) -> HeldRun:
+def unknown_to_others(config: TrainConfig, world: World) -> RunFolder:
     """Return the run folder without a lock, for folders that no other job uses."""
-    return HeldRun(RunFolder(Path(world.from_main(str(config.run.run_dir or new_run_path(config))))))
+    return RunFolder(Path(world.from_main(str(config.run.run_dir or new_run_path(config)))))
 
 
 def resumed_run_path(config: TrainConfig) -> Path | None:

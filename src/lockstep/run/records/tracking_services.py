@@ -19,7 +19,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, first_line
 from lockstep.imports import collector_paused
 from lockstep.run.position import Position
-from lockstep.run.records.run_folder import HeldRun, logger
+from lockstep.run.records.run_folder import RunFolder, logger
 from lockstep.run.records.trackers import ALWAYS, Record, RecordTracker, Tracker, scalars
 from lockstep.world.world import World
 
@@ -171,7 +171,7 @@ class WandbTracker(Tracker):
 
 
 def build_trackers(
-    config: TrainConfig, world: World, held: HeldRun, position: Position, build_console: Callable[[], Tracker]
+    config: TrainConfig, world: World, folder: RunFolder, position: Position, build_console: Callable[[], Tracker]
 ) -> list[Tracker]:
     """Build the configured trackers on rank 0; other ranks have none.
 
@@ -186,8 +186,7 @@ def build_trackers(
         console.say(line, ALWAYS)
         logger.info(line)  # not a warning, which would be printed again by a program that does not handle them
 
-    folder = held.folder
-    records = RecordTracker(folder.metrics, position.step, position.is_before_evaluation, warn, held.confirm)
+    records = RecordTracker(folder.metrics, position.step, position.is_before_evaluation, warn, folder.confirm)
     trackers: list[Tracker] = [records, console]
     if "tensorboard" in config.run.track:
         trackers.append(TensorBoardTracker(folder.path / "tensorboard", position.step, warn))
