@@ -17,6 +17,7 @@ from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, Me
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.models import registry
 from lockstep.models.buffers import load_state
+from lockstep.models.saved_weights import few
 from lockstep.models.trial_forward import UnfitImageError, send_blank
 from lockstep.run.checkpoints.checkpoint_folder import load_model
 from lockstep.run.checkpoints.checkpoint_format import About
@@ -168,7 +169,7 @@ def evaluate_checkpoint(
         data = load_data(config, world)
     if data.classes != network.classes:
         raise CheckpointError(
-            f"{path} has the classes {_few(network.classes)}, but {data.name} has {_few(data.classes)}"
+            f"{path} has the classes {few(network.classes, 4)}, but {data.name} has {few(data.classes, 4)}"
         )
     expected = _shape(network.input)
     shape = data.val.images.shape[1:] if isinstance(data.val, MemorySplit) else _shape(data.input)
@@ -273,7 +274,3 @@ def summarize(figures: dict[str, Any], world: World) -> str:
         f"top-5 {100 * figures['top5']:.2f} %, loss {figures['loss']:.4f}, over {plural(world.size, 'worker')}"
     )
     return "\n".join([line, *list_left_out(figures["left_out"])])
-
-
-def _few(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} ({len(names)})"

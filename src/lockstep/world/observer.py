@@ -121,13 +121,12 @@ class Observer(TorchHooks):
         self.counts.count_told(samples)
         self._trainer = threading.get_ident()
         if self.clock.clock is None:  # no backward pass has been seen
-            self.clock.clock = DeviceClock(accelerator.current())
-            self._name_gpu(self.clock.clock.device)
+            self._time_on(accelerator.current())
         self.clock.end()
         self.step_is_counted()
 
-    @staticmethod
-    def _name_gpu(device: torch.device) -> None:
+    def _time_on(self, device: torch.device) -> None:
+        self.clock.clock = DeviceClock(device)
         if device.type != "cpu":
             publisher.name_gpu(accelerator.pci_address(device))
 
@@ -184,9 +183,8 @@ class Observer(TorchHooks):
         if self._backward_depth > 1 or loss is None:
             return
         if self.clock.clock is None:
-            self.clock.clock = DeviceClock(loss.device)
-            self._name_gpu(loss.device)
-        if not self.clock.clock.has_time:
+            self._time_on(loss.device)
+        if self._is_capturing:
             self.has_captured = True
             return
         self.states.backward_begins(loss)
