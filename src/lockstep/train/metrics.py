@@ -87,11 +87,6 @@ class Meter:
         """Return whether this worker's loss was finite in the step `back` steps before the last one (0: the last)."""
         return bool(self._steps[-1 - back][0].isfinite())
 
-    def forget(self) -> None:
-        """Discard all steps and passes."""
-        self._step = None
-        self._steps.clear()
-
     def reduce(self) -> list[Totals]:
         """Return the totals of each step since the last call, over all workers. Collective; equal on each worker.
 
