@@ -4,7 +4,7 @@
 - `publisher`: a worker's side: its board, its stacks on a signal, its pending collectives on request.
 - `idle_clock`: how long workers have made no progress. `loaded_samples`: the samples of a program's loaders.
 - `flight_recorder`: the collectives of this process, from torch's own records.
-- `torch_hooks`: what a program does with torch. `early_exit`: how a worker exits in the middle of its program.
+- `torch_hooks`: what a program does with torch.
 - `inspection`: everything known about one worker. `explanation`: which rank is responsible for a hang.
 - `group_watch`: the same from within the workers, in jobs that another launcher started.
 - `spawned_workers`: process groups of workers that a program starts itself.

@@ -53,6 +53,13 @@ def put(stream: TextIO, data: bytes) -> str:
     return ""
 
 
+def send_line(mark: str, content: Any) -> None:
+    """Print content as one line of JSON that begins with a mark, even if the program has redirected its output."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    os.write(1, f"\n{mark}{json.dumps(content)}\n".encode())
+
+
 def has_terminal() -> bool:
     """Return whether this process's streams are one terminal, which it may read: it is in the foreground."""
     try:

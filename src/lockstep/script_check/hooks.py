@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lockstep.diagnosis.early_exit import send_line
 from lockstep.diagnosis.torch_hooks import attach
+from lockstep.files.output import send_line
 from lockstep.script_check.recorder import Limits, Recorder, before
 
 MARK = "lockstep check: "  # begins a line with a record

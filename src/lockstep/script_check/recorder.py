@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis.early_exit import exit_early
+from lockstep.diagnosis.publisher import exit_early
 from lockstep.diagnosis.torch_hooks import steps_on_stack
 from lockstep.script_check import fingerprints
 from lockstep.script_check.fingerprints import line_of_script

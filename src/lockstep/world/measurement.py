@@ -18,11 +18,11 @@ from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep.diagnosis import publisher
-from lockstep.diagnosis.early_exit import exit_early, send_line
 from lockstep.diagnosis.observed_steps import RESULT_MARK, WAITS, total_seconds
 from lockstep.diagnosis.phases import WAITING
 from lockstep.energy.counters import find_counters
 from lockstep.energy.meter import EnergyMeter
+from lockstep.files.output import send_line
 from lockstep.world import accelerator
 from lockstep.world.machine import describe_machine
 from lockstep.world.observer import Observer
@@ -233,7 +233,7 @@ class Measurement(Observer):
         return self._cpu_seconds / (sum(self._seconds) * torch.get_num_threads())
 
     def _end_program(self) -> NoReturn:
-        exit_early(max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds, default=0.0)))
+        publisher.exit_early(max(WAIT_SECONDS, WAIT_STEPS * max(self._seconds, default=0.0)))
 
 
 _send = partial(send_line, RESULT_MARK)

@@ -68,7 +68,7 @@ def collect(jobs: JobSeries, plan: JobPlan, mark: str) -> tuple[int, list[Any], 
     """Run a plan without showing its output.
 
     Args:
-        mark: What begins the lines that workers send (`lockstep.diagnosis.early_exit.send_line`).
+        mark: What begins the lines that workers send (`lockstep.files.output.send_line`).
 
     Returns:
         The job's exit code, what the workers have sent, and what the job wrote to stderr.
