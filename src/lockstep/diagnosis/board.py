@@ -41,9 +41,9 @@ class Layout(ctypes.Structure):
         ("version", ctypes.c_char * len(VERSION)),
         ("pid", ctypes.c_int32),
         ("step", ctypes.c_int64),
-        # `namespace`: of process numbers. The steps are whole if as many writes have ended as have begun.
+        # `namespace`: of process numbers. The steps are whole if all started writes are finished.
         *((name, ctypes.c_uint64) for name in ("namespace", "count", "enqueued", "completed", "fingerprint")),
-        *((name, ctypes.c_uint64) for name in ("writes_begun", "writes_ended")),
+        *((name, ctypes.c_uint64) for name in ("writes_started", "writes_finished")),
         *((name, ctypes.c_uint32) for name in ("rank", "phase", "flags", "question", "answer")),
         ("steps", ctypes.c_char * 3900),
     )
@@ -141,9 +141,9 @@ class Board:
     def publish_steps(self, steps: ObservedSteps) -> None:
         """Publish what has been observed of the program's steps."""
         text = json.dumps(asdict(steps)).encode()
-        self.shared.writes_begun += 1
+        self.shared.writes_started += 1
         self.shared.steps = text
-        self.shared.writes_ended += 1
+        self.shared.writes_finished += 1
 
     def reader(self) -> BoardReader:
         """Return a reader for this process, which also works after the file is removed."""
@@ -198,7 +198,7 @@ class BoardReader:
             ValueError: It has been truncated, or the worker has written something else.
         """
         found = self._copy()
-        if not found.writes_begun or found.writes_begun != found.writes_ended:
+        if not found.writes_started or found.writes_started != found.writes_finished:
             return None
         try:
             return from_mapping(ObservedSteps, parse_json(found.steps), "steps")

@@ -109,7 +109,7 @@ class StepCounts:
             self.steps -= bool(self._unsure.popleft().item())
 
     def ends_first(self) -> bool:
-        """Note that a step has ended; return whether it is the first, which includes the start of the loaders."""
+        """Note the end of a step; return whether it is the first, which includes the start of the loaders."""
         self._last = time.monotonic()
         if self._first_step[1]:
             return False

@@ -42,7 +42,7 @@ def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_steps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
     board = Board(tmp_path, rank=1)
     board.publish_steps(STEPS)
-    board.shared.writes_begun += 1
+    board.shared.writes_started += 1
     assert board.reader().steps() is None
 
 
