@@ -118,7 +118,7 @@ def warm_up(job: Job, steps: int = WARMUP_STEPS) -> float:
                 seed_all(job.config.seed, 0, 0)
                 take_step(job, next(batches), position)
     job.guard.report(job)  # reads the meter's losses if a gradient was not finite
-    job.meter.forget()
+    job.meter.reduce()  # forgets the losses
     job.optim.optimizer.state.clear()
     job.network.weights.load_state_dict(weights)
     if job.network.model is not job.network.weights:
