@@ -24,9 +24,9 @@ from lockstep.diagnosis import FOLDER, publisher
 from lockstep.diagnosis.phases import Phase
 from lockstep.train.fit import configure
 from lockstep.train.job import Job
-from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.network import build_model
 from lockstep.train.setup import build_job
+from lockstep.train.worker_times import WorkerTimes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World

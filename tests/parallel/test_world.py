@@ -13,7 +13,7 @@ from lockstep.diagnosis.phases import PHASES
 from lockstep.errors import ConfigError
 from lockstep.run.connect import TrainingWorld
 from lockstep.run.stopping import build_stopping
-from lockstep.train.monitoring.worker_times import Times, WorkerTimes
+from lockstep.train.worker_times import Times, WorkerTimes
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

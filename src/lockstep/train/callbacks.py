@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.run.checkpoints.checkpoint_folder import Checkpoints
-from lockstep.train.monitoring.history import EpochRecords, History
+from lockstep.train.history import EpochRecords, History
 from lockstep.train.progress import Progress
 from lockstep.world.world import World
 

@@ -22,8 +22,8 @@ from lockstep.config.schema import OptimConfig
 from lockstep.errors import ConfigError
 from lockstep.run.checkpoints.snapshot import split_state
 from lockstep.train.callbacks import Callback
+from lockstep.train.history import EpochRecords
 from lockstep.train.metrics import Loss, Metric
-from lockstep.train.monitoring.history import EpochRecords
 from lockstep.train.strategies import Strategy
 
 

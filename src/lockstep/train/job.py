@@ -16,15 +16,15 @@ from lockstep.run.balance import Balance
 from lockstep.run.session import Session
 from lockstep.train.callbacks import Hooks
 from lockstep.train.custom import CustomSchedule
+from lockstep.train.history import EpochRecords
 from lockstep.train.inputs import Loading
 from lockstep.train.metrics import Criterion, Measures, Meter
-from lockstep.train.monitoring.history import EpochRecords
-from lockstep.train.monitoring.worker_times import WorkerTimes
 from lockstep.train.optim.ema import NoAverage
 from lockstep.train.optim.schedule import Batching, Schedule
 from lockstep.train.precision import Precision
 from lockstep.train.progress import Progress
 from lockstep.train.strategies import Strategy
+from lockstep.train.worker_times import WorkerTimes
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 

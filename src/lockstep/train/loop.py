@@ -24,9 +24,9 @@ from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.run.session import divides
 from lockstep.seeding import seed_all
 from lockstep.train.begin import save
+from lockstep.train.history import History
 from lockstep.train.job import Job
 from lockstep.train.metrics import Measured, Totals, Value, evaluate, losses_of
-from lockstep.train.monitoring.history import History
 from lockstep.train.optim.build import clip_gradients
 from lockstep.train.run_records import (
     report_evaluation,

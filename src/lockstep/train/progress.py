@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from lockstep.run.position import LARGEST_STEP, Position
 from lockstep.train.metrics import Totals
-from lockstep.train.monitoring.worker_times import Times
+from lockstep.train.worker_times import Times
 
 
 @dataclass

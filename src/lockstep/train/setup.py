@@ -22,11 +22,10 @@ from lockstep.train.callbacks import TrainingState, build_hooks
 from lockstep.train.custom import COMPUTED_BY, SCHEDULED, CustomParts, CustomSchedule, take_optimizer
 from lockstep.train.guards.checks import check_same_job
 from lockstep.train.guards.nonfinite import build_guard
+from lockstep.train.history import EpochRecords, read_epochs
 from lockstep.train.inputs import build_loading
 from lockstep.train.job import Job, Network, Optimization
 from lockstep.train.metrics import Criterion, CustomLoss, Measures, Meter, cross_entropy
-from lockstep.train.monitoring.history import EpochRecords, read_epochs
-from lockstep.train.monitoring.worker_times import WorkerTimes, build_clock
 from lockstep.train.network import load_pretrained, place_model
 from lockstep.train.optim.build import build_optimizer, describe_frozen, freeze, set_rate
 from lockstep.train.optim.ema import build_average
@@ -34,6 +33,7 @@ from lockstep.train.optim.schedule import Batching, Schedule, build_schedule, bu
 from lockstep.train.precision import build_precision
 from lockstep.train.strategies import Strategy, build_strategy
 from lockstep.train.strategies.captured_passes import CapturedPasses, check_capturable
+from lockstep.train.worker_times import WorkerTimes, build_clock
 from lockstep.world import accelerator
 from lockstep.world.world import World
 

@@ -11,7 +11,7 @@ from lockstep.cli.parse import parse_train
 from lockstep.config import recipes
 from lockstep.errors import ConfigError
 from lockstep.train.fit import configure
-from lockstep.train.monitoring.history import EpochRecords
+from lockstep.train.history import EpochRecords
 
 REWIND = (
     "--on-nan rewind: must be stop or skip; instead of rewind, continue from the newest checkpoint with --resume auto"

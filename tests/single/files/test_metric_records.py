@@ -14,7 +14,7 @@ from lockstep.files.metric_records import Columns, MetricRecords
 from lockstep.report.run_folder import read_run
 from lockstep.report.watch.run import RunWatch
 from lockstep.run.records.run_folder import RunFolder
-from lockstep.train.monitoring.history import EpochRecords, read_epochs
+from lockstep.train.history import EpochRecords, read_epochs
 from lockstep.world.world import World
 
 START = {"kind": "run", "step": 0, "time_seconds": 0.0, "unix_time": 1e9, "workers": 2, "steps_per_epoch": 10}

@@ -18,7 +18,7 @@ from lockstep.errors import ConfigError
 from lockstep.models.global_batch_norm import GlobalBatchNorm
 from lockstep.run.balance import MIN_SECONDS, SURE_SECONDS, Balance, OwnSeconds, balanced, check_measurable
 from lockstep.run.data_parallel import GroupPeers
-from lockstep.train.monitoring.worker_times import TimedPeers, build_clock
+from lockstep.train.worker_times import TimedPeers, build_clock
 
 STEPS = 10
 SPEEDS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)

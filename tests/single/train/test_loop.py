@@ -21,11 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.data.sets import Batch
 from lockstep.files.jsonl import read_records
 from lockstep.run.records.trackers import PlainConsole
-from lockstep.train import loop
+from lockstep.train import loop, worker_times
 from lockstep.train.fit import configure
 from lockstep.train.loop import split_batch
 from lockstep.train.metrics import Measures, Meter, Totals, losses_of
-from lockstep.train.monitoring import worker_times
 from lockstep.train.run import run_with
 from lockstep.world import step_clock
 from lockstep.world.launcher_environment import RankInfo

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lockstep.train.metrics import Totals
-from lockstep.train.monitoring.worker_times import Times
 from lockstep.train.progress import Progress
+from lockstep.train.worker_times import Times
 
 
 def test_sums_of_an_epoch_end_with_it() -> None:

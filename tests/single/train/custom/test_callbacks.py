@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
 from lockstep.run.checkpoints.checkpoint_format import verify
 from lockstep.train import Callback, EarlyStopping, Result, TrainingState
-from lockstep.train.monitoring.history import History
+from lockstep.train.history import History
 from lockstep.world.world import World
 
 

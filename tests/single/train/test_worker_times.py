@@ -10,8 +10,8 @@ import torch
 
 from lockstep.diagnosis.phases import PHASES
 from lockstep.diagnosis.stragglers import REPORTS
-from lockstep.train.monitoring import worker_times
-from lockstep.train.monitoring.worker_times import Times, WorkerTimes
+from lockstep.train import worker_times
+from lockstep.train.worker_times import Times, WorkerTimes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.train.monitoring.history import EpochRecords
+from lockstep.train.history import EpochRecords
 
 
 def _record(split: str, epoch: int, loss: float, **more: object) -> dict[str, object]:
