@@ -33,7 +33,7 @@ NVIDIAS_OWN = {
     "diagnosis/flight_recorder.py",  # each library has a recorder of its own
     "world/interfaces.py",  # NCCL_SOCKET_IFNAME
     "launch/plan/job_plan.py",
-    "launch/node/seats.py",
+    "launch/node/host_workers.py",
     "train/inputs.py",  # --decode gpu, again nvJPEG
 }
 

@@ -7,25 +7,26 @@ import math
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from lockstep.diagnosis import FOLDER, OBSERVE
+from lockstep.diagnosis import FOLDER, OBSERVE, flight_recorder
 from lockstep.errors import LockstepError
-from lockstep.launch.node.host_store import HostStore
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.node.seats import Seats
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_starter import WorkerStarter, open_streams, signal_group, start
-from lockstep.launch.node.worker_watch import Seat, Worker, WorkerWatch, carry
+from lockstep.launch.node.worker_starter import HostStore, WorkerStarter, open_streams, signal_group, start
+from lockstep.launch.node.worker_watch import Worker, WorkerWatch, carry
+from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.messages import Ended, Failing, Message, NodeJob, Output, Start, Started
-from lockstep.launch.protocol.reachability import Listeners, listen
-from lockstep.world import COMMIT, NODE_PROCESS, MemberState
+from lockstep.launch.protocol.reachability import Listeners, listen, proof
+from lockstep.world import COMMIT, LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS, MemberState
+from lockstep.world.devices import usable_cores
+from lockstep.world.interfaces import LOOPBACK_INTERFACE, addresses, interface_of, only_interface
 
 
 class NodeError(LockstepError):
@@ -145,21 +146,24 @@ class HostWorkers:
             common[FOLDER] = str(boards)
             self._progress = progress = ProgressWatch(boards, job.hang_timeout or math.inf, self._send)
             kept = self.waiting
-            seats = self._seats.arrange(kept, common, start.address, port, errors)
+            workers = self._seats.arrange(kept, common, start.address, port, errors)
             for worker in kept:
-                if all(seat.kept is not worker for seat in seats):
+                if worker not in workers:
                     self._staying.answer(worker.number, {})
                     self._dismissed.add(asyncio.create_task(self._see_off(worker)))
-            await self._run(seats, progress)
+            await self._run(workers, kept, progress)
         finally:
             if self._store:
                 self._store.close()
 
-    async def _run(self, seats: Sequence[Seat], progress: ProgressWatch) -> None:
-        """Start the workers, and wait for their exits and the end of their output."""
+    async def _run(self, workers: Sequence[Worker], kept: Sequence[Worker], progress: ProgressWatch) -> None:
+        """Start the workers, except those that are kept, and wait for their exits and the end of their output."""
         printed = self._starter.printed()
         self._is_starting = True
-        workers = await self._start_workers(seats)
+        await self._start_workers([worker for worker in workers if worker not in kept])
+        for worker in workers:
+            if worker in kept and self._waits(worker):  # otherwise it has just exited, which the watch notices
+                self._staying.answer(worker.number, worker.variables)
         self._watch = WorkerWatch(workers, self._staying, self._changed, self.job.timings)
         if self._must_leave:  # since they were being started
             self._watch.leave()
@@ -237,33 +241,20 @@ class HostWorkers:
             if self._store:
                 self._store.end()
 
-    async def _start_workers(self, seats: Sequence[Seat]) -> list[Worker]:
-        """Start the workers for the free seats, give the others their new variables, and return all by rank."""
+    async def _start_workers(self, workers: Sequence[Worker]) -> None:
         job, store = self.job, self._store
-        free = [seat for seat in seats if not seat.kept]
-        streams, readers = open_streams(len(free), job.stdout, job.terminal)
-        variables = [{**self._seats.environment, **seat.variables} for seat in free]
-        description = store.description if store else None
-        children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, description)
+        streams, readers = open_streams(len(workers), job.stdout, job.terminal)
+        variables = [{**self._seats.environment, **worker.variables} for worker in workers]
+        children = await asyncio.to_thread(self._starter.fork, variables, job.folder, job.bind, streams, store)
         if store:
-            store.adopt(children.pop() if len(children) > len(free) else None)
-        for index in range(len(children), len(free)):
+            store.adopt(children.pop() if len(children) > len(workers) else None)
+        for index in range(len(children), len(workers)):
             children.append(start(job.command, variables[index], job.bind, streams[index]))
         for writer in (each for pair in streams for each in pair):
             os.close(writer)
-        started = [
-            Worker(seat.number, seat.rank, seat.local_rank, child, seat.error_file)
-            for seat, child in zip(free, children, strict=True)
-        ]
-        for worker, own in zip(started, readers, strict=True):
+        for worker, child, own in zip(workers, children, readers, strict=True):
+            worker.child = child
             worker.carriers = tuple(asyncio.create_task(carry(worker, *each, self._send)) for each in own)
-        for seat in seats:
-            if seat.kept:
-                seat.kept.rank, seat.kept.error_file = seat.rank, seat.error_file
-                if self._waits(seat.kept):  # otherwise it has just exited, which the watch notices
-                    self._staying.answer(seat.number, seat.variables)
-                started.append(seat.kept)
-        return sorted(started, key=lambda worker: worker.rank)
 
     async def _see_off(self, worker: Worker) -> None:
         """Kill a worker that is not needed any more, unless it exits in time."""
@@ -277,3 +268,89 @@ class HostWorkers:
     def _spared(self) -> list[int]:
         """The processes that outlive this host's workers: other hosts' workers need the store."""
         return [*self._starter.pids, *(self._store.pids if self._store else [])]
+
+
+class Seats:
+    """The places of one generation's workers on this host, and the variables of each.
+
+    Attributes:
+        environment: The variables that are the same in each generation.
+    """
+
+    def __init__(self, job: NodeJob, staying: StayingWorkers) -> None:
+        self._job = job
+        self._staying = staying
+        self.environment = {**handed_on(os.environ), **job.environment}
+        if "OMP_NUM_THREADS" not in self.environment:
+            self.environment["OMP_NUM_THREADS"] = str(threads(usable_cores(), job.workers))
+
+    def common(self, address: str, own: str) -> dict[str, str]:
+        """Return the variables of all workers of this generation, for a store at an address.
+
+        Args:
+            own: This host's address on the route there.
+        """
+        job = self._job
+        interface = LOOPBACK_INTERFACE if address.startswith("127.") else interface_of(own)
+        run_id = proof(job.secret, "run").hex()[:16]  # the workers see this, so it is not the secret
+        found = {**self.variables(interface), "TORCHELASTIC_RUN_ID": run_id, SNAPSHOTS: job.snapshots, LOSS: job.loss}
+        self.environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun has it
+        self.environment.setdefault(*flight_recorder.VARIABLE)
+        return {name: value for name, value in found.items() if value}
+
+    def variables(self, interface: str) -> dict[str, str]:
+        """Return the workers' variables that depend on the route to the first host."""
+        variables = {"HOROVOD_HOSTNAME": self._job.host}
+        if interface:
+            variables["HOROVOD_GLOO_IFACE"] = interface
+            found = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": self._for_nccl(interface)}
+            variables |= {name: value for name, value in found.items() if value and name not in self.environment}
+        return variables
+
+    def _for_nccl(self, interface: str) -> str:
+        """Return NCCL's interfaces, or "" to let it choose: it combines the bandwidth of several interfaces."""
+        if interface == LOOPBACK_INTERFACE:
+            # NCCL chooses once in a process, which may stay when another host is added.
+            return "" if self._job.is_elastic else f"={interface}"  # without "=", eth1 would also match eth10
+        if self._job.interfaces:
+            return f"={','.join(self._job.interfaces)}"
+        return f"={interface}" if only_interface(addresses()) == interface else ""
+
+    def arrange(
+        self, kept: Sequence[Worker], common: Mapping[str, str], address: str, port: int, errors: Path
+    ) -> list[Worker]:
+        """Return the workers by rank: those that stay, with their local ranks, and new ones.
+
+        Args:
+            kept: The workers that wait; some may have no place.
+            common: The variables of all workers of this generation.
+            errors: The folder for their error files.
+        """
+        kept = sorted(kept, key=lambda worker: worker.rank)
+        must_lead = any(self._staying.must_lead(worker.number) for worker in kept)
+        # Training lets the worker with local rank 0 act for its host.
+        staying = [each for each in kept if must_lead or each.local_rank < self._job.workers][: self._job.workers]
+        taken = {worker.local_rank for worker in staying}
+        free = [local_rank for local_rank in range(self._job.workers + len(taken)) if local_rank not in taken]
+        new = [Worker(next(self._staying.numbers), each) for each in free[: self._job.workers - len(staying)]]
+        workers = [*staying, *new]  # those that stay come first, or keep their ranks
+        if not must_lead:
+            workers.sort(key=lambda worker: worker.local_rank)
+        for place, worker in enumerate(workers):
+            own = self._of_worker(place, worker.local_rank, address, port)
+            own["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{place}.json")
+            if self._job.is_elastic:
+                own[NODE_PROCESS] = self._staying.address_for(worker.number)
+            worker.variables = {**common, **own}
+        return workers
+
+    def _of_worker(self, place: int, local_rank: int, address: str, port: int) -> dict[str, str]:
+        """Return the variables with a worker's rank info."""
+        job = self._job
+        variables = {
+            **torchrun_variables(job.node, place, job.slots, address, port),
+            RESTART_COUNT: str(job.generation),
+            "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        }
+        variables |= horovod_variables(variables, job.slots)
+        return variables | {"LOCAL_RANK": str(local_rank), "HOROVOD_LOCAL_RANK": str(local_rank)}

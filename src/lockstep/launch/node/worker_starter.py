@@ -6,196 +6,94 @@ unless its stderr is a terminal, which it then reads, too.
 
 from __future__ import annotations
 
+import asyncio
 import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
 
-from lockstep.diagnosis import OBSERVE
-from lockstep.files.staged import STAGED
-from lockstep.launch.forking.orders import MAX_DESCRIPTORS, receive, send
+from lockstep.launch.forking.orders import MAX_AT_ONCE, NO_TORCH, Adopted, Order, Preloaded
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans
-from lockstep.world import STARTED
 
-# The folders of a staged environment are replaced by their copies before other modules are imported.
-PROGRAM = f"""import json, os, sys
-sys.flags.safe_path or sys.path.pop(0)
-for source, copy in json.loads(os.environ.get("{STAGED}") or "{{}}").items():
-    paths = [(p, os.path.abspath(p)) for p in sys.path]
-    sys.path = [copy + a[len(source):] if (a + "/").startswith(source + "/") else p for p, a in paths]
-from lockstep.launch.forking.preloaded_process import main; main()"""
-# Variables that may differ from one generation to the next, and that nothing reads before the fork: forked workers set
-# their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
-OF_A_GENERATION = (
-    *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME"),
-    STARTED,
-)
-CHUNK_BYTES, PRINTED_BYTES = 1 << 16, 1 << 14
-END_SECONDS = 5.0
-MAX_AT_ONCE = MAX_DESCRIPTORS // 2
 Streams = tuple[int, int]  # the descriptors of stdout and stderr
-Order = tuple[Mapping[str, Any], Sequence[int]]  # the description of a process, and its descriptors
+Child = subprocess.Popen[bytes] | Adopted
 
 
-class Store(NamedTuple):
-    """The address of the workers' store, and the descriptor of its listening socket."""
+class HostStore:
+    """The store of a generation's workers, on the first host: its listening socket, and its process once that runs.
 
-    listener: int
-    address: str
-    port: int
-
-
-class Child(Protocol):
-    """A process that this one started or adopted."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return its exit code, or -N if signal N ended it; None while it runs."""
-
-
-class Adopted:
-    """A child that was forked by another process."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # killed and reaped with all descendants
-                pid, status = self.pid, int(signal.SIGKILL)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
-
-
-class Preloaded:
-    """The preloaded process, controlled from its parent.
-
-    Create it in the main thread: Linux ends it with the thread that started it.
+    Args:
+        look: Seconds between checks of the process.
     """
 
-    def __init__(self, program: PythonCommand, environment: Mapping[str, str]) -> None:
-        self.program = program
-        self.environment = dict(environment)
-        self._printed = b""
-        self._obstacle: str | None = None
-        self._asked = threading.Lock()  # held while waiting for its answer
-        self._waiting = threading.Lock()
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [program.interpreter, *program.flags, "-c", PROGRAM, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # like the workers' streams: Python remembers the kind of a stream
-                stderr=subprocess.STDOUT,
-                env={**self.environment, OBSERVE: ""},  # only its workers are observed
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        with suppress(OSError):
-            send(self._connection, {"modules": program.modules, "arguments": program.arguments})
+    def __init__(self, listener: socket.socket, address: str, look: float) -> None:
+        listener.setblocking(True)
+        self.address = address
+        self.port: int = listener.getsockname()[1]
+        self._listener = listener
+        self._look = look
+        self._process: Child | None = None
+        self._is_over = False
+
+    def adopt(self, process: Child | None) -> None:
+        """Let a forked process serve the store; without one, start a process at the first connection.
+
+        So a job without torch does not import it.
+        """
+        self._process = process
+        if not process:
+            asyncio.get_running_loop().add_reader(self._listener, self._start)
+
+    def _start(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener)
+        place = (self.descriptor, self.address, self.port)
+        code = f"from lockstep.launch.forking.preloaded_process import serve_store; serve_store(*{place})"
+        self._process = subprocess.Popen(
+            parent_death.command([sys.executable, "-P", "-c", code]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[self.descriptor],
+            start_new_session=True,
+        )
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def descriptor(self) -> int:
+        return self._listener.fileno()
 
-    def fits(self, program: PythonCommand, environment: Mapping[str, str]) -> bool:
-        """Whether workers of this program and environment can be forked from it."""
-        mine, other = (
-            {name: each[name] for name in each if name not in OF_A_GENERATION}
-            for each in (self.environment, environment)
-        )
-        same = program.starts_like(self.program) and mine == other
-        return same and self._process.poll() is None and not self._obstacle
+    @property
+    def pids(self) -> list[int]:
+        return [self._process.pid] if self._process else []
 
-    def wait(self) -> str:
-        """Wait until everything is imported. Return why it cannot fork, or ""."""
-        with self._waiting:  # a thread of an earlier generation may still wait
-            if self._obstacle is None:
-                self._obstacle = self._answer().get("obstacle", "")
-            return self._obstacle
-
-    def fork(self, orders: Sequence[Order]) -> list[Adopted]:
-        """Fork processes, at most MAX_AT_ONCE.
-
-        Raises:
-            NotForkedError: They cannot be forked.
-        """
-        descriptors: list[int] = []
-        processes = []
-        for order, own in orders:
-            processes.append({**order, "descriptors": [*range(len(descriptors), len(descriptors) + len(own))]})
-            descriptors += own
-        try:
-            send(self._connection, {"processes": processes}, descriptors)
-        except OSError as error:
-            raise NotForkedError(f"the preloaded process is gone ({error.strerror})") from None
-        answer = self._answer()
-        if not answer.get("pids"):
-            raise NotForkedError(answer.get("obstacle", "the system's limit for processes is reached"))
-        return [Adopted(pid) for pid in answer["pids"]]
+    async def failure(self) -> str:
+        """Wait until the process exits, which it never should; return the error."""
+        while not self._process or self._is_over or (code := self._process.poll()) is None:
+            await asyncio.sleep(self._look)
+        if code == NO_TORCH:
+            return f"{sys.executable} serves the workers' store, but has no torch: name their Python by --python"
+        return f"the process that served the job's store exited with code {code}"
 
     def end(self) -> None:
-        """End it, but not its workers. Another thread that waits for its answer gets none."""
-        self._kill()
-        with suppress(OSError):  # it may have exited already
-            self._connection.shutdown(socket.SHUT_RDWR)  # a forked process may hold the other end
-        with self._asked:  # closing a descriptor does not wake a thread that waits for it
-            self._connection.close()
-            if self._process.stdout:
-                self._process.stdout.close()
+        """End the process, so that no worker that stays waits there for one that is lost."""
+        self._is_over = True
+        if self.descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+        if self._process and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
 
-    def _kill(self) -> int | None:
-        """Kill it. Return its exit code, or None if it cannot exit yet, such as when it waits for a file system."""
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
-        return self._process.returncode
-
-    def _answer(self) -> dict[str, Any]:
-        answer = None
-        with self._asked, suppress(OSError, ValueError):  # it may have exited
-            self._hear()
-            answer, _ = receive(self._connection)
-        if answer is None:
-            code = self._kill()
-            return {"obstacle": f"the preloaded process exited with code {code}: {self.complaint()}"}
-        return answer
-
-    def _hear(self, until_answered: bool = True) -> None:
-        """Drain its output, keeping the end, until it answers or exits: a full pipe would block it."""
-        stream = self._process.stdout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ)
-            if stream and not stream.closed:
-                selector.register(stream, selectors.EVENT_READ)
-            while True:
-                ready = {key.fileobj for key, _ in selector.select(None if until_answered else 0)}
-                if stream in ready and stream:
-                    chunk = os.read(stream.fileno(), CHUNK_BYTES)
-                    self._printed = (self._printed + chunk)[-PRINTED_BYTES:]
-                    if not chunk:
-                        selector.unregister(stream)
-                if self._connection in ready or not ready:
-                    return
-
-    def complaint(self) -> str:
-        """Return the end of what it has printed since the last call."""
-        with suppress(OSError, ValueError):  # it may have exited
-            self._hear(until_answered=False)
-        printed, self._printed = self._printed, b""
-        return printed.decode(errors="replace").strip()
+    def close(self) -> None:
+        """Listen no more; the process goes on unless it was ended."""
+        if self._is_over and self._process:
+            self._process.poll()  # reap it
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
 
 
 class WorkerStarter:
@@ -250,7 +148,7 @@ class WorkerStarter:
         folder: str,
         bind: str,
         streams: Sequence[Streams],
-        store: Store | None = None,
+        store: HostStore | None = None,
     ) -> list[Child]:
         """Fork a worker for each environment, and then a process that serves their store, if `store` is given.
 
@@ -265,7 +163,7 @@ class WorkerStarter:
             for environment, pair in zip(environments, streams, strict=True)
         ]
         if store:
-            orders.append(({"kind": "store", "address": store.address, "port": store.port}, (store.listener,)))
+            orders.append(({"kind": "store", "address": store.address, "port": store.port}, (store.descriptor,)))
         children: list[Child] = []
         try:
             for first in range(0, len(orders), MAX_AT_ONCE):
@@ -293,20 +191,6 @@ def start(command: Sequence[str], environment: Mapping[str, str], bind: str, str
         stdout=streams[0],
         stderr=streams[1],
         env=dict(environment),
-        start_new_session=True,
-    )
-
-
-def start_store(store: Store) -> Child:
-    """Start a process that serves the workers' store. Call it in the main thread."""
-    code = f"from lockstep.launch.forking.preloaded_process import serve_store; serve_store(*{tuple(store)})"
-    command = [sys.executable, "-P", "-c", code]
-    return subprocess.Popen(
-        parent_death.command(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[store.listener],
         start_new_session=True,
     )
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from lockstep.config.mapping import from_mapping
 from lockstep.config.values import NOTICE
 from lockstep.errors import ConfigError
+from lockstep.launch.forking.orders import CHUNK_BYTES
 from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_starter import CHUNK_BYTES, Child, signal_group
+from lockstep.launch.node.worker_starter import Child, signal_group
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import Message, Output, WorkerFailure, reader_of, text_of
 from lockstep.world import MemberState
@@ -28,40 +29,20 @@ class Worker:
 
     Args:
         number: Identifies it among all workers of this host, also earlier ones.
+        variables: Those that change from one generation to the next.
+        child: The process, once it is started.
         carriers: The tasks that read its output.
         is_ended: It has been sent a signal that ends it.
     """
 
     number: int
-    rank: int
     local_rank: int
-    child: Child
-    error_file: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    child: Child = field(init=False)
     carriers: tuple[asyncio.Task[None], ...] = ()
     is_ended: bool = False
     code: int | None = field(default=None, init=False)
     seen: float = field(default=0.0, init=False)
-
-    def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
-        if self.code is None and (code := self.child.poll()) is not None:
-            self.code, self.seen = code, time.monotonic()
-        return self.code
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A place for a worker in a generation.
-
-    Args:
-        variables: Those that change from one generation to the next.
-        kept: The worker that stays; None if one is started.
-    """
-
-    number: int
-    local_rank: int
-    variables: Mapping[str, str]
-    kept: Worker | None = None
 
     @property
     def rank(self) -> int:
@@ -70,6 +51,12 @@ class Seat:
     @property
     def error_file(self) -> Path:
         return Path(self.variables["TORCHELASTIC_ERROR_FILE"])
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        if self.code is None and (code := self.child.poll()) is not None:
+            self.code, self.seen = code, time.monotonic()
+        return self.code
 
 
 class WorkerWatch:

@@ -42,7 +42,10 @@ class Shells:
         assert process.stdout
         process.stdout.readline()
         rank = len(self.processes) - 1
-        return Worker(rank, rank, rank, process, self.folder / f"error-{rank}.json")
+        error_file = self.folder / f"error-{rank}.json"
+        worker = Worker(rank, rank, {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(error_file)})
+        worker.child = process
+        return worker
 
 
 @pytest.fixture

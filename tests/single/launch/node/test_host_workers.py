@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch.node import seats
-from lockstep.launch.node.seats import Seats
+from lockstep.launch.node import host_workers
+from lockstep.launch.node.host_workers import Seats
 from lockstep.world.interfaces import LOOPBACK_INTERFACE
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -40,7 +40,7 @@ def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", *
 def test_nccl_uses_one_interface_only_if_there_is_one(
     interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "addresses", lambda: [(name, "10.0.0.1") for name in own])
+    monkeypatch.setattr(host_workers, "addresses", lambda: [(name, "10.0.0.1") for name in own])
     assert variables(interface, monkeypatch) == [interface, nccl]
 
 
