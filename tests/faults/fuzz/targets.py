@@ -570,7 +570,7 @@ def launcher_messages(folder: Path) -> Target:
 
     failed = Ended((WorkerFailure(rank=3, code=1, age=0.5),), left=(5,))
     messages = [NodeReady({"torch": "2"}, {"10.0.0.1": 4}), Output(1, "stdout", "x"), Knock(1, ""), failed]
-    seed = b"".join(pack(each) for each in [*messages, Introduction("p", 2, 1, "a", "")])
+    seed = b"".join(pack(each) for each in [*messages, Introduction(1, 2, 1, "a")])
     return Target(seed, lambda data: asyncio.run(hear(data)), (MessageError,), as_json=True)
 
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from lockstep.errors import reached_limit
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.worker_variables import handed_on
+from lockstep.launch.protocol.handshake import SealedLines
 from lockstep.launch.protocol.messages import LIMIT_BYTES, MessageError, NodeExited, unpack
-from lockstep.launch.protocol.sealed_lines import SealedLines
 
 STDERR_BYTES = 1 << 13
 EXITED = b'{"is": "nodeexited"'

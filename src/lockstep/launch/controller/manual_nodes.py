@@ -23,11 +23,12 @@ from lockstep.launch.controller.host_process import RelayedProcess
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.hosts import HOST_NAME, is_here
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.handshake import Newcomer, StrangerError, admit
+from lockstep.launch.protocol.handshake import SealedLines, Seals, StrangerError, admit
 from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Alive,
     Announcement,
+    Introduction,
     JobOver,
     Launch,
     Message,
@@ -37,7 +38,6 @@ from lockstep.launch.protocol.messages import (
     pack,
     unpack,
 )
-from lockstep.launch.protocol.sealed_lines import SealedLines, Seals
 
 STOP = (signal.SIGINT, signal.SIGTERM)  # what other nodes may ask for, with notices of a batch system
 CONTROL_BYTES = 1 << 10  # limit for a message about a node, once it has joined
@@ -48,7 +48,7 @@ Connected = tuple[socket.socket, Seals]
 class JoinedNode:
     """A node that takes part: its connection, for what concerns the node, and what it is asked for."""
 
-    def __init__(self, newcomer: Newcomer, connection: socket.socket, seals: Seals) -> None:
+    def __init__(self, newcomer: Introduction, connection: socket.socket, seals: Seals) -> None:
         self.newcomer = newcomer
         self.connection = connection
         self.is_lost = False
@@ -272,7 +272,7 @@ class ManualNodes:
         self._has_joined.set()
         self._do(joined.listen(self._take_signal))
 
-    async def _refusal(self, newcomer: Newcomer) -> str:
+    async def _refusal(self, newcomer: Introduction) -> str:
         """Return why a node cannot join, or ""."""
         node, nodes = newcomer.node, newcomer.nodes
         if nodes != self._nodes:
@@ -311,7 +311,7 @@ class ManualNodes:
             say(text)
             self.report(text)
 
-    def _name_of(self, newcomer: Newcomer) -> str:
+    def _name_of(self, newcomer: Introduction) -> str:
         """Return a name for the messages that no other host of this job has."""
         name = newcomer.host
         is_name = HOST_NAME.fullmatch(name) and ":" not in name

@@ -31,11 +31,12 @@ from lockstep.launch.controller.manual_nodes import detect_loss
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import SNAPSHOTS_PREFIX, new_snapshots_path
 from lockstep.launch.plan.job_plan import JobPlan, ManualNode
-from lockstep.launch.protocol.handshake import MeetingError, Newcomer, StrangerError, introduce
+from lockstep.launch.protocol.handshake import MeetingError, SealedLines, StrangerError, introduce
 from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Alive,
     Announcement,
+    Introduction,
     JobOver,
     Launch,
     Message,
@@ -48,7 +49,6 @@ from lockstep.launch.protocol.messages import (
     receive,
     unpack,
 )
-from lockstep.launch.protocol.sealed_lines import SealedLines
 from lockstep.launch.staging.job_copies import REMOVE_SECONDS, copies_secret
 from lockstep.world import STARTED
 
@@ -73,7 +73,7 @@ class Relay:
         self._port = manual.port
         self._own = own
         self._secret = secret
-        self._newcomer = Newcomer(manual.node, manual.nodes, plan.workers, socket.gethostname(), plan.obeys)
+        self._newcomer = Introduction(manual.node, manual.nodes, plan.workers, socket.gethostname(), plan.obeys)
         self._where = f"{manual.address}:{manual.port}"
         self._launcher: SealedLines | None = None
         self._processes: set[asyncio.Task[None]] = set()

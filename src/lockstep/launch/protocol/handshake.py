@@ -1,9 +1,12 @@
-"""The handshake of manually started nodes, before they exchange anything else.
+"""The connections between manually started nodes: a handshake, and then lines with HMACs.
 
-It has three messages: the node's number and challenge; the first node's proof and challenge; and, with an HMAC like all
-lines that follow (`sealed_lines`), what the node says about itself. The proof and the key of the HMACs cover both
+The handshake has three messages: the node's number and challenge; the first node's proof and challenge; and, with an
+HMAC like all lines that follow, what the node says about itself. The proof and the key of the HMACs cover both
 challenges and name the sender and the receiver, so recorded or reflected ones are invalid. Without a secret there are
 neither, and the third message only shows that the node is connected.
+
+The HMAC of a line shows its sender, its connection and its position: a line that is recorded, repeated, left out,
+moved, reflected or changed is an error. Lines are not encrypted.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.errors import LockstepError
 from lockstep.files.untrusted import printable
@@ -31,9 +34,9 @@ from lockstep.launch.protocol.messages import (
     unpack,
 )
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
-from lockstep.launch.protocol.sealed_lines import Seals
 
 UNPROVEN_BYTES = 1 << 10  # limit for a message; a host name takes at most 255
+COUNT_BYTES = 8
 
 
 class MeetingError(LockstepError):
@@ -44,24 +47,83 @@ class StrangerError(Exception):
     """The peer is not a node of this job; the message, if any, helps to find out why the nodes do not connect."""
 
 
-@dataclass(frozen=True)
-class Newcomer:
-    """A node that connects: its number among `nodes`, its number of workers and its host's name.
+class Seal:
+    """The HMACs of the lines in one direction of a connection.
 
     Args:
-        obeys: It runs the first node's command, because its own is a study or has `--stage`.
-        ticket: That of the `Launch` which this connection answers; "" for the node's first connection.
+        key: Known to both ends, for this direction of this connection; without one, lines have no HMAC.
     """
 
-    node: int
-    nodes: int
-    workers: int
-    host: str
-    obeys: bool = False
-    ticket: str = ""
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def add(self, line: bytes) -> bytes:
+        """Return the line with its HMAC."""
+        return self._next(line) + line
+
+    def remove(self, line: bytes) -> bytes:
+        """Return the line without its HMAC.
+
+        Raises:
+            MessageError: The HMAC is not that of the next line.
+        """
+        plain = line.partition(b" ")[2] if self._key else line
+        if not hmac.compare_digest(self._next(plain), line[: len(line) - len(plain)]):
+            raise MessageError("a line was changed between the nodes, or comes from another program")
+        return plain
+
+    def _next(self, line: bytes) -> bytes:
+        if not self._key:
+            return b""
+        counted = self._count.to_bytes(COUNT_BYTES) + line
+        self._count += 1
+        return hmac.digest(self._key, counted, "sha256").hex().encode() + b" "
 
 
-async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Seals]:
+@dataclass(frozen=True)
+class Seals:
+    """One end's seals of a connection."""
+
+    outgoing: Seal
+    incoming: Seal
+
+    @classmethod
+    def of(cls, secret: str, own: int, peer: int, challenges: bytes) -> Seals:
+        """Return those of node `own` for its connection to another; the challenges are new for each connection."""
+
+        def key(sender: int, receiver: int) -> bytes:
+            return proof(secret, f"lines of node {sender} to node {receiver}", challenges) if secret else b""
+
+        return cls(Seal(key(own, peer)), Seal(key(peer, own)))
+
+
+class SealedLines:
+    """A connection that carries such lines."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seals: Seals) -> None:
+        self._reader = reader
+        self._seals = seals
+        self.writer = writer
+
+    async def readline(self) -> bytes:
+        """Return the next line; empty at the end, or if the connection breaks.
+
+        Raises:
+            MessageError: As for `Seal.remove`.
+        """
+        line = b""
+        with suppress(OSError):
+            line = await self._reader.readline()
+        return self._seals.incoming.remove(line) if line else b""
+
+    def send(self, line: bytes) -> None:
+        """Send a line, unless the connection is closed."""
+        if not self.writer.is_closing():
+            self.writer.write(self._seals.outgoing.add(line))
+
+
+async def admit(connection: socket.socket, secret: str) -> tuple[Introduction, Seals]:
     """Recognize a node at the first node; return it, with the seals of what follows.
 
     The connection is closed on any error.
@@ -87,16 +149,15 @@ async def admit(connection: socket.socket, secret: str) -> tuple[Newcomer, Seals
         await _send(connection, Answer(_proof(secret, knock.node, challenges), ours.hex()))
         seals, line = Seals.of(secret, 0, knock.node, challenges), await _receive_line(connection)
         try:
-            answer = _message(seals.incoming.remove(line))
+            newcomer = _message(seals.incoming.remove(line))
         except MessageError:  # such as `Refused`
             raise StrangerError(f"the node at {where} has another {SECRET}") from None
-        if not isinstance(answer, Introduction):
+        if not isinstance(newcomer, Introduction) or newcomer.node != knock.node:
             raise StrangerError
-        about = answer.nodes, answer.workers, printable(answer.host), answer.obeys, answer.ticket
-        return Newcomer(knock.node, *about), seals
+        return replace(newcomer, host=printable(newcomer.host)), seals
 
 
-async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) -> Seals:
+async def introduce(connection: socket.socket, newcomer: Introduction, secret: str) -> Seals:
     """Introduce this node to the first one; return the seals of what follows.
 
     The connection is closed on any error.
@@ -125,9 +186,8 @@ async def introduce(connection: socket.socket, newcomer: Newcomer, secret: str) 
                 f"the process that answers as node 0 at {where} does not know this job's secret: it belongs to "
                 f"another job, or {SECRET} differs; set the same on all nodes"
             )
-        seals, own = Seals.of(secret, newcomer.node, 0, challenges), asdict(newcomer)
-        del own["node"]
-        await asyncio.get_running_loop().sock_sendall(connection, seals.outgoing.add(pack(Introduction(**own))))
+        seals = Seals.of(secret, newcomer.node, 0, challenges)
+        await asyncio.get_running_loop().sock_sendall(connection, seals.outgoing.add(pack(newcomer)))
         return seals
 
 

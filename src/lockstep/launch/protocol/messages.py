@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 17  # the version of these messages
+PROTOCOL = 18  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -326,13 +326,21 @@ class Answer(Message):
 
 @dataclass(frozen=True)
 class Introduction(Message):
-    """What a node says about itself, as `Newcomer`; the line's HMAC is its proof."""
+    """What a node that connects says about itself; the line's HMAC is its proof.
 
+    Args:
+        node: Its number among `nodes`.
+        host: Its host's name.
+        obeys: It runs the first node's command, because its own is a study or has `--stage`.
+        ticket: That of the `Launch` which this connection answers; "" for the node's first connection.
+    """
+
+    node: int
     nodes: int
     workers: int
     host: str
-    obeys: bool
-    ticket: str
+    obeys: bool = False
+    ticket: str = ""
 
 
 @dataclass(frozen=True)

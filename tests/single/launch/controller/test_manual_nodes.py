@@ -15,10 +15,11 @@ from lockstep.launch.controller.host_process import RelayedProcess
 from lockstep.launch.controller.manual_nodes import ManualNodes
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.handshake import Newcomer, introduce
+from lockstep.launch.protocol.handshake import SealedLines, Seals, introduce
 from lockstep.launch.protocol.messages import (
     Alive,
     Announcement,
+    Introduction,
     JobOver,
     Launch,
     Message,
@@ -28,7 +29,6 @@ from lockstep.launch.protocol.messages import (
     receive,
 )
 from lockstep.launch.protocol.reachability import listen
-from lockstep.launch.protocol.sealed_lines import SealedLines, Seals
 
 GUARD_SECONDS = 100.0
 HERE = frozenset({"here"})
@@ -46,7 +46,7 @@ class Dialer:
         connection = socket.socket()
         connection.setblocking(False)
         await asyncio.get_running_loop().sock_connect(connection, self._address)
-        await introduce(connection, Newcomer(*newcomer, ticket=ticket), "")
+        await introduce(connection, Introduction(*newcomer, ticket=ticket), "")
         self.reader, self.writer = await asyncio.open_connection(sock=connection)
         self.connected.append(self)
 

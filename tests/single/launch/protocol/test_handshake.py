@@ -1,20 +1,30 @@
-"""Manually started nodes recognize each other, and keep strangers out."""
+"""Manually started nodes recognize each other, keep strangers out, and count only their own lines."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from lockstep.launch.protocol.handshake import MeetingError, Newcomer, StrangerError, admit, introduce
-from lockstep.launch.protocol.messages import PROTOCOL, Alive, Answer, Introduction, Knock, Refused, pack, unpack
+from lockstep.launch.protocol.handshake import MeetingError, Seals, StrangerError, admit, introduce
+from lockstep.launch.protocol.messages import (
+    PROTOCOL,
+    Alive,
+    Answer,
+    Introduction,
+    Knock,
+    MessageError,
+    Refused,
+    pack,
+    unpack,
+)
 from lockstep.launch.protocol.reachability import listen
 
 GUARD_SECONDS = 100.0
-NODE = Newcomer(1, 2, 4, "far-away", True, "ticket")
+NODE = Introduction(1, 2, 4, "far-away", True, "ticket")
 
 
 def guarded(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -174,7 +184,61 @@ async def test_first_nodes_own_proof_is_none_of_another() -> None:
         await asyncio.get_running_loop().sock_sendall(ours, pack(Knock(1, "00" * 16)))
         answer = unpack(await asyncio.get_running_loop().sock_recv(ours, 1 << 16))
         assert isinstance(answer, Answer)
-        reflected = pack(Introduction(nodes=2, workers=1, host="mirror", obeys=False, ticket=""))
+        reflected = pack(Introduction(node=1, nodes=2, workers=1, host="mirror", obeys=False, ticket=""))
         await asyncio.get_running_loop().sock_sendall(ours, answer.proof.encode() + b" " + reflected)
         with pytest.raises(StrangerError, match="has another LOCKSTEP_JOB_SECRET"):
             await admitting
+
+
+CHALLENGES = b"x" * 32
+
+
+def first(secret: str = "secret", challenges: bytes = CHALLENGES) -> Seals:
+    return Seals.of(secret, 0, 1, challenges)
+
+
+def other(secret: str = "secret", challenges: bytes = CHALLENGES) -> Seals:
+    return Seals.of(secret, 1, 0, challenges)
+
+
+@pytest.mark.parametrize("secret", ["", "secret"])
+def test_lines_arrive_in_both_directions(secret: str) -> None:
+    ours, theirs, lines = first(secret), other(secret), (b"{}\n", b"\n", b"a b c\n", b"\xff\n", b"{}\n")
+    for line in lines:
+        assert theirs.incoming.remove(ours.outgoing.add(line)) == line
+        assert ours.incoming.remove(theirs.outgoing.add(line)) == line
+
+
+def sealed(*lines: bytes) -> list[bytes]:
+    seals = first()
+    return [seals.outgoing.add(line) for line in lines]
+
+
+A, B = sealed(b"a\n", b"b\n")
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        [A, A],
+        [B],
+        [A[:-2] + b"c\n"],
+        [b"a\n"],
+        [b"\n"],
+        [b" a\n"],
+        [other().outgoing.add(b"a\n")],
+        [first("wrong").outgoing.add(b"a\n")],
+        [first(challenges=b"y" * 32).outgoing.add(b"a\n")],
+        [Seals.of("secret", 0, 2, CHALLENGES).outgoing.add(b"a\n")],
+    ],
+    ids=[
+        *("repeated", "one is left out", "changed", "without an HMAC", "empty", "an empty HMAC"),
+        *("reflected", "another secret", "another connection", "to another node"),
+    ],
+)
+def test_other_lines_are_errors(received: Sequence[bytes]) -> None:
+    seals = other()
+    for line in received[:-1]:
+        assert seals.incoming.remove(line)
+    with pytest.raises(MessageError, match="was changed between the nodes"):
+        seals.incoming.remove(received[-1])

@@ -61,7 +61,7 @@ EACH: list[Message] = [
     messages.Leave(),
     messages.Knock(1, "00"),
     messages.Answer("p", "c"),
-    messages.Introduction(2, 1, "a", True, "00"),
+    messages.Introduction(1, 2, 1, "a", True, "00"),
     messages.Refused("why"),
     messages.Launch("00", stager=True),
     messages.Announcement("the job hung"),
