@@ -56,11 +56,13 @@ class Subprocess:
         self._reading.cancel()
         self.stdin.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), seconds)
-        if process.returncode is None:
-            process.kill()
-            with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
+            try:
                 await asyncio.wait_for(process.wait(), seconds)
+            finally:  # also if this is cancelled
+                if process.returncode is None:
+                    process.kill()
+        with suppress(TimeoutError):  # asyncio also waits for the pipes, which an orphaned process may hold open
+            await asyncio.wait_for(process.wait(), seconds)
         with suppress(OSError):  # a broken pipe, which asyncio would otherwise log as an unhandled error
             await asyncio.wait_for(self.stdin.wait_closed(), seconds)
         process._transport.close()  # type: ignore[attr-defined]  # and its other streams, which any process may have

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
+from lockstep.launch.controller.host_process import start_process
 from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.job_signals import STOP
@@ -200,27 +199,12 @@ class Membership:
             return False
         if plan.nodes[0].is_relayed and plan.others:
             return await plan.others.is_present(host.name, seconds)
-        return await _code_without_messages(plan.nodes[0].start, seconds) == NO_MESSAGE
-
-
-async def _code_without_messages(start: Sequence[str], seconds: float) -> int | None:
-    """Return the exit code of a host's node process that gets no message, or None if it does not exit in time."""
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *start, stdin=pipe, stdout=nothing, stderr=nothing, start_new_session=True
-    )
-    assert process.stdin
-    with suppress(OSError):
-        process.stdin.close()
-    try:
-        return await asyncio.wait_for(process.wait(), seconds)
-    except TimeoutError:
-        return None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        try:
+            process = await start_process(plan.nodes[0].start, plan.nodes[0].is_here)
+        except StartError:
+            return False
+        await process.close(seconds)
+        return process.exit_code == NO_MESSAGE
 
 
 class Generations:
