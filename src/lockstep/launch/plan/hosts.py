@@ -81,15 +81,9 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
     Raises:
         ConfigError: A line is not a host, or there are no hosts.
     """
-    hosts = []
-    for line in _lines(text):
-        match = HOST_LINE.fullmatch(line)
-        if not match:
-            raise ConfigError(f"--hostfile: {line!r} is not a line of the form {LINE_FORMS}")
-        hosts.append(Host(match["name"] or match["address"], int(match["slots"] or 1)))
-    if not hosts:
+    if not (lines := _lines(text)):
         raise ConfigError(f"--hostfile contains no host; write lines of the form {LINE_FORMS}")
-    return tuple(hosts)
+    return tuple(_host(line, 1, "--hostfile", LINE_FORMS) for line in lines)
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -167,16 +161,14 @@ def names_of_this_machine() -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0], *addresses})
 
 
-def _host(text: str, default: int | None, flag: str) -> Host:
-    name, colon, slots = text.strip().rpartition(":")
-    if not colon:
-        name = slots
-        if default is None:
-            raise ConfigError(f"{flag}: {name!r} has no number of slots; use host:slots or add --slots-per-host")
-        slots = str(default)
-    if not name or not _is_count(slots):
-        raise ConfigError(f"{flag}: {text.strip()!r} is not of the form host:slots")
-    return Host(name.strip("[]"), int(slots))
+def _host(text: str, default: int | None, flag: str, form: str = "host:slots") -> Host:
+    match = HOST_LINE.fullmatch(text.strip())
+    if not match:
+        raise ConfigError(f"{flag}: {text.strip()!r} is not of the form {form}")
+    name, slots = match["name"] or match["address"], match["slots"] or default
+    if slots is None:
+        raise ConfigError(f"{flag}: {name!r} has no number of slots; use host:slots or add --slots-per-host")
+    return Host(name, int(slots))
 
 
 def _lines(text: str) -> list[str]:
