@@ -27,7 +27,7 @@ import psutil
 from cold_starts import PROGRAMS
 from time_limits import LIMIT_SECONDS, extended, wait_until
 
-from lockstep.launch.forking.orders import receive, send
+from lockstep.launch.forking.preloaded_process import receive, send
 
 LOCKSTEP = (sys.executable, "-m", "lockstep")
 HOROVODRUN = (sys.executable, "-m", "lockstep.cli.horovodrun")

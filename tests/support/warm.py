@@ -14,7 +14,7 @@ from typing import Any
 from forked_programs import fork_python_programs, give_descriptors, open_streams, program_of, python_path, run
 
 from lockstep.launch.forking import forked_worker
-from lockstep.launch.forking.orders import receive, send
+from lockstep.launch.forking.preloaded_process import receive, send
 from lockstep.launch.forking.python_command import PRELOADED_FOR_LOCKSTEP, NotForkedError
 from lockstep.launch.node.processes import end_with_parent
 

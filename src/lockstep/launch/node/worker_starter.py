@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from lockstep.launch.forking.orders import MAX_AT_ONCE, NO_TORCH, Adopted, Order, Preloaded
+from lockstep.launch.forking.preloaded_process import MAX_AT_ONCE, NO_TORCH, Adopted, Order, Preloaded
 from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import adopt_orphans

@@ -15,12 +15,13 @@ from pathlib import Path
 from lockstep.config.mapping import from_mapping
 from lockstep.config.values import NOTICE
 from lockstep.errors import ConfigError
-from lockstep.launch.forking.orders import CHUNK_BYTES
 from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import Child, signal_group
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import Message, Output, WorkerFailure, reader_of, text_of
 from lockstep.world import MemberState
+
+CHUNK_BYTES = 1 << 16  # of a worker's output, in a message
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.launch.forking.orders import Adopted, Preloaded
+from lockstep.launch.forking.preloaded_process import Adopted, Preloaded
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import Transport, plan_job, plan_local
