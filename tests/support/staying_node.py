@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from time_limits import LIMIT_SECONDS, scaled, wait_until
 
-from lockstep.launch.node.staying_workers import StayingWorkers
+from lockstep.launch.node.worker_watch import StayingWorkers
 from lockstep.world import NODE_PROCESS, MemberState, generations
 
 T = TypeVar("T")

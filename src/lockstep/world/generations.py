@@ -3,7 +3,7 @@
 A generation is a set of workers with ranks and a store. A worker that can continue in another one tells the node
 process on its host (`stay`). When it has lost a peer, or is notified that the hosts have changed, it leaves its process
 groups and calls `join_next`; `survive` does that for any work. Other workers are ended and started again. Both sides of
-their connection on this host, of which `lockstep.launch.node.staying_workers` is the other, have the worker's state:
+their connection on this host, of which `lockstep.launch.node.worker_watch` is the other, have the worker's state:
 
     ENDS ─ stay ─> STAYS ─ it loses a peer ─> CUT_OFF ─┐
                      │                                 ├─ it is over ─> LEAVES ─ it left its groups ─> WAITS

@@ -18,9 +18,8 @@ from lockstep.diagnosis import FOLDER, OBSERVE, flight_recorder
 from lockstep.errors import LockstepError
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
-from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import HostStore, WorkerStarter, open_streams, signal_group, start
-from lockstep.launch.node.worker_watch import Worker, WorkerWatch, carry
+from lockstep.launch.node.worker_watch import StayingWorkers, Worker, WorkerWatch, carry
 from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
 from lockstep.launch.protocol.messages import Ended, Failing, Message, NodeJob, Output, Start, Started
 from lockstep.launch.protocol.reachability import Listeners, listen, proof

@@ -24,8 +24,8 @@ from lockstep.errors import reached_limit
 from lockstep.launch.node.host_workers import HostWorkers, NodeError
 from lockstep.launch.node.job_folders import own_snapshots
 from lockstep.launch.node.processes import allow_many_files
-from lockstep.launch.node.staying_workers import StayingWorkers
 from lockstep.launch.node.worker_starter import WorkerStarter
+from lockstep.launch.node.worker_watch import StayingWorkers
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import (
     NO_MESSAGE,

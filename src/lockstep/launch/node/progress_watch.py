@@ -29,8 +29,7 @@ from lockstep.diagnosis.inspection import WorkerState, glance, inspect_worker, w
 from lockstep.diagnosis.observed_steps import ProcessSteps
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
-from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_watch import Worker, WorkerWatch
+from lockstep.launch.node.worker_watch import StayingWorkers, Worker, WorkerWatch
 from lockstep.launch.protocol.messages import (
     Inspected,
     Message,

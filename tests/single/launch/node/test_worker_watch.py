@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from time_limits import wait_until
 
-from lockstep.launch.node.staying_workers import StayingWorkers
-from lockstep.launch.node.worker_watch import Worker, WorkerWatch
+from lockstep.launch.node.worker_watch import StayingWorkers, Worker, WorkerWatch
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.messages import WorkerFailure
 from lockstep.world import MemberState
