@@ -35,7 +35,6 @@ from lockstep.observe.job_steps import JobSteps
 from lockstep.world import STARTED
 from lockstep.world.devices import usable_cores
 from lockstep.world.generations import ADDED, REMOVED
-from lockstep.world.interfaces import LOOPBACK_INTERFACE
 
 # Exit codes of workers that stop at a change of hosts, because one of them cannot stay: after a checkpoint, or after a
 # failure to write one, because the snapshots in memory remain.
@@ -283,15 +282,12 @@ class Generations:
 
     def _numbered(self, plan: JobPlan, newcomers: tuple[str, ...]) -> JobPlan:
         most = self._options.max_restarts
-        environment = {**plan.environment, STARTED: self._started}
-        if environment.get("NCCL_SOCKET_IFNAME") == LOOPBACK_INTERFACE:
-            del environment["NCCL_SOCKET_IFNAME"]  # NCCL chooses once in a process, which may stay on more hosts
         timings = self._timings
         if self._restarts >= most and not self._job.can_resize:  # no worker stays after this generation
             timings = replace(timings, leave=timings.worker_end)
         return replace(
             plan,
-            environment=environment,
+            environment={**plan.environment, STARTED: self._started},
             timings=timings,
             snapshots=self._snapshots,
             newcomers=newcomers,

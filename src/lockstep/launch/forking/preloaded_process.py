@@ -40,11 +40,8 @@ for source, copy in json.loads(os.environ.get("{STAGED}") or "{{}}").items():
     sys.path = [copy + a[len(source):] if (a + "/").startswith(source + "/") else p for p, a in paths]
 from lockstep.launch.forking.preloaded_process import main; main()"""
 # Variables that may differ from one generation to the next, and that nothing reads before the fork: forked workers set
-# their threads themselves, and a job that has lost its other hosts goes on over the loopback interface.
-OF_A_GENERATION = (
-    *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME"),
-    STARTED,
-)
+# their threads themselves.
+OF_A_GENERATION = ("OMP_NUM_THREADS", STARTED)
 LENGTH_BYTES = 8
 MAX_DESCRIPTORS = 253  # per message (SCM_MAX_FD, man 7 unix)
 MAX_AT_ONCE = MAX_DESCRIPTORS // 2

@@ -303,7 +303,8 @@ class Seats:
         if interface:
             variables["HOROVOD_GLOO_IFACE"] = interface
             found = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": self._for_nccl(interface)}
-            variables |= {name: value for name, value in found.items() if value and name not in self.environment}
+            chosen = () if self._job.loopback else self.environment  # by the user
+            variables |= {name: value for name, value in found.items() if value and name not in chosen}
         return variables
 
     def _for_nccl(self, interface: str) -> str:

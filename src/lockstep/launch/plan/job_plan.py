@@ -286,8 +286,6 @@ def plan_job(
     )
     notes = [_note(plan, cores)]
     if plan.is_local:
-        variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
-        variables |= {"HOROVOD_HOSTNAME": plan.nodes[0].host, "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE}
         if "OMP_NUM_THREADS" not in environment:
             variables["OMP_NUM_THREADS"] = str(threads(cores, plan.workers))
         if plan.workers > cores:
@@ -372,8 +370,8 @@ def _variables(plan: JobPlan, index: int, local_rank: int) -> dict[str, str]:
         torchrun = torchrun_variables(index, local_rank, slots, address, AT_START)
     interface = LOOPBACK_INTERFACE if plan.is_local else "<towards the first host>"
     own = {"HOROVOD_HOSTNAME": node.host, "HOROVOD_GLOO_IFACE": interface, "GLOO_SOCKET_IFNAME": interface}
-    nccl = f"={','.join(plan.interfaces)}" if plan.interfaces else "<that interface, if it is the only one>"
-    own["NCCL_SOCKET_IFNAME"] = nccl
+    only = [LOOPBACK_INTERFACE] if plan.is_local else plan.interfaces
+    own["NCCL_SOCKET_IFNAME"] = f"={','.join(only)}" if only else "<that interface, if it is the only one>"
     if "OMP_NUM_THREADS" not in plan.own_environment:
         own["OMP_NUM_THREADS"] = f"<cores of {node.host} / {node.workers}>"
     return {**torchrun, **horovod_variables(torchrun, slots), **own, **plan.environment}

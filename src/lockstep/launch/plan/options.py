@@ -191,9 +191,8 @@ def plan_from(
         moved = {name: path for name, path in cache_variables(staging).items() if name not in environment}
         plan = replace(plan, environment={**moved, **plan.environment})
     if manual:
-        own = {name: value for name, value in plan.environment.items() if not name.endswith("_SOCKET_IFNAME")}
         note = f"node {manual.node} of {manual.nodes}, {plural(plan.workers, 'worker')} here; connecting at "
-        plan = replace(plan, environment=own, notes=(f"{note}{manual.address}:{manual.port}",))
+        plan = replace(plan, notes=(f"{note}{manual.address}:{manual.port}",))
     return plan
 
 

@@ -14,13 +14,20 @@ from lockstep.world.interfaces import LOOPBACK_INTERFACE
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def variables(interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", **given: str) -> list[str | None]:
+def variables(
+    interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", loopback: bool = False, **given: str
+) -> list[str | None]:
     """The interfaces of Gloo and NCCL on a host whose interface `interface` leads to the others."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     nothing: Any = None
     job: Any = SimpleNamespace(
-        is_elastic=False, host="a", workers=2, interfaces=only.split(",") if only else [], environment=given
+        is_elastic=False,
+        host="a",
+        workers=2,
+        interfaces=only.split(",") if only else [],
+        environment=given,
+        loopback=loopback,
     )
     this = Seats(job, nothing)
     return [this.variables(interface).get(name) for name in NAMES]
@@ -51,3 +58,5 @@ def test_nccl_may_use_all_interfaces_that_the_job_is_held_to(monkeypatch: pytest
 def test_the_users_choice_of_an_interface_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variables("eth1", monkeypatch, only="eth1", NCCL_SOCKET_IFNAME="ib") == ["eth1", None]
     assert variables("eth1", monkeypatch, only="eth1", GLOO_SOCKET_IFNAME="ib0") == [None, "=eth1"]
+    on_one_host = variables(LOOPBACK_INTERFACE, monkeypatch, loopback=True, GLOO_SOCKET_IFNAME="ib0")
+    assert on_one_host == [LOOPBACK_INTERFACE, f"={LOOPBACK_INTERFACE}"]

@@ -34,13 +34,6 @@ from lockstep.world.accelerator import VISIBLE
 from lockstep.world.interfaces import LOOPBACK_INTERFACE
 
 COMMAND = ("python", "-m", "lockstep", "train", "digits")
-LOOPBACK = {
-    "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-    "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-    "HOROVOD_HOSTNAME": "localhost",
-    "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE,
-    **HOROVOD_VARIABLES,
-}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +45,7 @@ LOOPBACK = {
         (
             3,
             8,
-            {"OMP_NUM_THREADS": "5", "GLOO_SOCKET_IFNAME": "eth0"},
+            {"OMP_NUM_THREADS": "5"},
             {},
             ["3 workers on this machine, 5 threads each (from OMP_NUM_THREADS)"],
         ),
@@ -84,7 +77,7 @@ def test_a_local_job(
     assert (host, count) == ("localhost", workers)
     assert (start, stager) == tuple((sys.executable, "-P", "-m", each) for each in (NODE_MODULE, STAGER_MODULE))
     assert plan.is_local
-    assert plan.environment == {**LOOPBACK, **variables}
+    assert plan.environment == {**HOROVOD_VARIABLES, **variables}
     assert list(plan.notes) == notes
 
 
@@ -103,7 +96,6 @@ def test_a_job_on_several_hosts_keeps_their_order_and_slots() -> None:
     assert "-p2222" in plan.nodes[0].start
     assert plan.nodes[0].start[-2:] == ("b", f"exec /opt/python -P -m {NODE_MODULE}")
     assert plan.nodes[2].start == (sys.executable, "-P", "-m", NODE_MODULE)
-    assert "GLOO_SOCKET_IFNAME" not in plan.environment
 
 
 def test_ssh_checks_host_keys_as_it_is_configured() -> None:
@@ -281,7 +273,6 @@ def test_manually_started_nodes() -> None:
     assert plan.workers == 2
     assert plan.notes == ("node 1 of 3, 2 workers here; connecting at a:29777",)
     assert not plan.is_local
-    assert "GLOO_SOCKET_IFNAME" not in plan.environment
     plan = _plan(LaunchOptions(dist_url="tcp://10.0.0.1:23456", world_size=2, rank=0), gpus=4)
     assert plan.manual
     assert (plan.manual.address, plan.manual.port, plan.workers) == ("10.0.0.1", 23456, 4)
