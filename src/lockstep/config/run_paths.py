@@ -84,7 +84,11 @@ def typed_command() -> str:
 
 def is_training(command: Sequence[str]) -> bool:
     """Return whether a command runs `lockstep train`, directly or with `python -m`."""
-    return ("lockstep", "train") in pairwise(_module(argument) for argument in command)
+    return runs_subcommand(command, "train")
+
+
+def runs_subcommand(command: Sequence[str], name: str) -> bool:
+    return ("lockstep", name) in pairwise(_module(argument) for argument in command)
 
 
 def how_to_resume(run: Path, is_launched: bool) -> str:

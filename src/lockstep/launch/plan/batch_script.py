@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Annotated, Literal
 
 from lockstep.config.flags import arg, flags_of
+from lockstep.config.run_paths import is_training, runs_subcommand
 from lockstep.errors import ConfigError, StoppedError, plural, require
 from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.site_profiles import SITE, Site
@@ -318,7 +319,7 @@ def _run(job: BatchJob, command: Sequence[str], folder: str, before: str = "", w
     text, given = shlex.join(command), _flags(command)
     options = {flag.names[0]: attrgetter(".".join(flag.path))(job) for flag in OF_LAUNCHER}
     where += "".join(f"{name} {shlex.quote(value)} " for name, value in options.items() if value)
-    if not _trains(command):
+    if not is_training(command):
         comment = "# If the job is restarted, the command must itself resume from its newest checkpoint."
     elif "--resume" in given:
         comment = "# If the job is restarted, the run resumes as --resume specifies."
@@ -328,7 +329,7 @@ def _run(job: BatchJob, command: Sequence[str], folder: str, before: str = "", w
     else:
         comment = "# --run-dir and --resume auto were added: a restarted job resumes this run, and no other."
         text += f' --run-dir "{folder}" --resume auto'
-    if is_study(command):
+    if runs_subcommand(command, "study"):
         number = command.index("study") + 2
         start, rest = shlex.join(command[:number]), shlex.join(command[number:])
         return ["# The study starts its own workers.", f"{before}{start} {where}\\", f"    {rest} &"]
@@ -340,37 +341,20 @@ def _check(command: Sequence[str]) -> None:
         example = "lockstep script slurm --nodes 2 -- lockstep train cifar10"
         raise ConfigError(f"missing COMMAND; add it after --, for example: {example}")
     first = PurePath(command[0]).name
-    if _subcommand(command) == "run":
+    if runs_subcommand(command, "run"):
         first = "lockstep run"
     if first in (*LAUNCHERS, "lockstep run"):
         raise ConfigError(f"the script starts the command with `lockstep run`; remove {first}")
-    if not is_study(command) and (flags := sorted(_flags(command) & {flag.names[0] for flag in OF_LAUNCHER})):
+    flags = sorted(_flags(command) & {flag.names[0] for flag in OF_LAUNCHER})
+    if flags and not runs_subcommand(command, "study"):
         raise ConfigError(f"the script starts the launcher of these flags; move {', '.join(flags)} before --")
-    if _trains(command) and (flags := sorted(_flags(command) & WHERE)):
+    if is_training(command) and (flags := sorted(_flags(command) & WHERE)):
         raise ConfigError(f"the allocation determines where workers run; remove {', '.join(flags)} from the command")
 
 
 def _new_run_folder(system: System, job: BatchJob, number: str = "") -> str:
     """Return the run folder of a training without --run-dir; only jobs that are requeued keep their number."""
     return f"runs/{job.name}-{number}" if system in ("slurm", "lsf") else f"runs/{job.name}"
-
-
-def _trains(command: Sequence[str]) -> bool:
-    """Whether the command is `lockstep train`, or `python -m lockstep train`."""
-    return _subcommand(command) == "train"
-
-
-def is_study(command: Sequence[str]) -> bool:
-    """Whether the command is `lockstep study`, which starts its own workers."""
-    return _subcommand(command) == "study"
-
-
-def _subcommand(command: Sequence[str]) -> str:
-    """Return the argument after `lockstep` or `python -m lockstep`; "" of another program."""
-    arguments = [PurePath(word).name if not at else word for at, word in enumerate(command)]
-    if arguments and arguments[0].startswith("python") and arguments[1:2] == ["-m"]:
-        arguments = arguments[2:]
-    return arguments[1] if arguments[:1] == ["lockstep"] and len(arguments) > 1 else ""
 
 
 def _flags(command: Sequence[str]) -> set[str]:
