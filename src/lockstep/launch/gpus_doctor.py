@@ -13,12 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lockstep.errors import first_line
 from lockstep.launch.nccl_log import LINE
@@ -33,6 +33,7 @@ START_SECONDS = 300.0  # for the slowest process to import torch
 LIMIT_SECONDS = 30.0  # connecting takes up to 10 s
 WARM_UP_ROUNDS = 3
 NO_ANSWER = "no answer within {:g} s"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,17 @@ def _result(worker: subprocess.Popen[str]) -> tuple[str, str]:
 def reduce_together(store: Store, rank: int, size: int, trial: Trial = Trial()) -> tuple[str, str]:
     """Take part in a trial as one of `size` processes; return its description and the error, one of which is ""."""
     exchange(store, rank, size, None, "ready")
-    found: list[tuple[str, str]] = []
-    work = threading.Thread(target=lambda: found.append(_reduce(store, rank, size, trial)), daemon=True)
-    work.start()
-    work.join(trial.limit_seconds)
-    return found[0] if found else ("", NO_ANSWER.format(trial.limit_seconds))
+    found = within(trial.limit_seconds, lambda: _reduce(store, rank, size, trial))
+    return found or ("", NO_ANSWER.format(trial.limit_seconds))
+
+
+def within(seconds: float, work: Callable[[], T]) -> T | None:
+    """Return what the work returns; None if it takes longer, because a GPU's library hangs."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
 
 
 def _reduce(store: Store, rank: int, size: int, trial: Trial) -> tuple[str, str]:

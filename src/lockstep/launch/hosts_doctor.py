@@ -16,7 +16,6 @@ import os
 import platform
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from lockstep import __version__
 from lockstep.diagnosis import publisher
 from lockstep.errors import ConfigError, LockstepError, first_line
 from lockstep.files.untrusted import printable
+from lockstep.launch.gpus_doctor import NO_ANSWER, within
 from lockstep.launch.machine_doctor import examine
 from lockstep.launch.nccl_log import NetworkInUse, read_nccl_log
 from lockstep.launch.node.hardware import count_gpus
@@ -275,16 +275,8 @@ def measure(
     """Measure all-reduces between `hosts`, each within `seconds`; this host has index `member`."""
     from torch.distributed import PrefixStore
 
-    found: list[Link] = []
-    work = threading.Thread(
-        target=lambda: found.append(_measure(PrefixStore(name, store), list(hosts), member, library, seconds)),
-        daemon=True,
-    )
-    work.start()
-    work.join(2 * seconds)  # a GPU's backend may hang
-    if found:
-        return found[0]
-    return Link(list(hosts), error=f"no answer within {2 * seconds:g} s", library=library)
+    found = within(2 * seconds, lambda: _measure(PrefixStore(name, store), list(hosts), member, library, seconds))
+    return found or Link(list(hosts), error=NO_ANSWER.format(2 * seconds), library=library)
 
 
 def _measure(store: Store, hosts: list[str], member: int, library: str, seconds: float) -> Link:
