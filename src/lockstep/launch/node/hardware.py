@@ -179,7 +179,7 @@ def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
 def listed_cpus(kind: str, local_rank: int) -> set[int]:
     """Return the CPUs of a local rank in a list such as "list:0-7,64:8-15,72"; none if the list is shorter."""
     lists = kind.split(":")[1:]
-    return _parse_cpus(lists[local_rank]) if local_rank < len(lists) else set()
+    return parse_cpus(lists[local_rank]) if local_rank < len(lists) else set()
 
 
 def cpus_of(
@@ -284,10 +284,10 @@ def describe(cpus: Collection[int]) -> str:
 
 def _cpus(path: str) -> set[int]:
     with open(path) as file:
-        return _parse_cpus(file.read().strip())
+        return parse_cpus(file.read().strip())
 
 
-def _parse_cpus(text: str) -> set[int]:
+def parse_cpus(text: str) -> set[int]:
     """Return the CPUs of a text in Linux's list format."""
     bounds = [part.split("-") for part in text.split(",") if part]
     return {cpu for bound in bounds for cpu in range(int(bound[0]), int(bound[-1]) + 1)}

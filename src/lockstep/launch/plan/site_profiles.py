@@ -16,6 +16,7 @@ from string import Template
 from lockstep.config.mapping import from_mapping
 from lockstep.errors import ConfigError, plural, require
 from lockstep.files.untrusted import read_yaml
+from lockstep.launch.node.hardware import parse_cpus
 from lockstep.launch.plan.job_plan import JobPlan
 
 FOLDER = Path(__file__).with_name("sites")
@@ -103,8 +104,7 @@ class Site:
     @property
     def cpus_per_worker(self) -> int:
         """The number of CPUs that `binding` lists for a worker, at most; 0 without lists."""
-        spans = [[span.split("-") for span in cores.split(",")] for cores in self.binding]
-        return max((sum(int(span[-1]) - int(span[0]) + 1 for span in cores) for cores in spans), default=0)
+        return max((len(parse_cpus(cores)) for cores in self.binding), default=0)
 
     @property
     def loading(self) -> list[str]:
