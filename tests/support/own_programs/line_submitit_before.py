@@ -24,4 +24,4 @@ def train():
 
 executor = submitit.AutoExecutor(folder="logs")
 executor.update_parameters(nodes=2, tasks_per_node=4, gpus_per_node=4, timeout_min=60)
-executor.submit(train).result()
+executor.submit(train).results()
