@@ -80,6 +80,15 @@ def test_programs_of_other_libraries_run_as_they_are(name: str, tmp_path: Path) 
     assert "epoch 1: accuracy" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_stopped_script_resumes_on_another_number_of_workers(size: int, tmp_path: Path) -> None:
+    stopped = _train("spirals", tmp_path, OWN_SIGNAL="0:3:SIGTERM")
+    assert stopped.returncode == StoppedError.exit_code, stopped.stderr
+    resumed = _train("spirals", tmp_path, size=size)
+    assert "epoch 1: accuracy" in resumed.stdout, resumed.stderr
+    assert [step for step, *_ in _figures(tmp_path)] == list(range(1, 13))
+
+
 @pytest.mark.parametrize("name", ["gpt", "horovod"])  # the long form kills all of them
 def test_a_killed_script_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
     _finish(name, tmp_path / "undisturbed")

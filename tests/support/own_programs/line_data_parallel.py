@@ -11,7 +11,8 @@ points = torch.linspace(-1, 1, 512).unsqueeze(1)
 data = TensorDataset(points, 3 * points + 1)
 
 world = lockstep.connect()
-model = world.prepare(nn.Linear(1, 1))
+net = nn.Linear(1, 1)
+model = world.prepare(net)
 loader = world.loader(data, global_batch=64, shuffle=True)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -24,4 +25,4 @@ for epoch in range(5):
     if world.is_main:
         print(f"epoch {epoch}: loss {loss.item():.4f}")
 if world.is_main:
-    torch.save(model.module.state_dict(), "line.pt")
+    torch.save(net.state_dict(), "line.pt")

@@ -26,9 +26,10 @@ def main():
     world = lockstep.connect("cpu")
     torch.manual_seed(0)
     points, test_points = make_spirals(92), make_spirals(40)
-    model = world.prepare(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    train = world.loader(points, batch_size=8, shuffle=True)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+    model = world.prepare(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    train = world.loader(points, global_batch=16, shuffle=True)
     run = world.run("runs/own", loader=train, model=model, optimizer=optimizer, checkpoint_steps=4, log_every=1)
     for epoch in run.epochs(args.epochs):
         model.train()
@@ -42,7 +43,7 @@ def main():
             model.eval()
             with torch.no_grad():
                 inputs, labels = test_points.tensors
-                correct = (model.module(inputs).argmax(1) == labels).sum().item()
+                correct = (net(inputs).argmax(1) == labels).sum().item()
             print(f"epoch {epoch}: accuracy {correct / len(labels):.2f}")
 
 

@@ -25,10 +25,10 @@ def main():
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
     points, test_points = make_spirals(92), make_spirals(40)
-    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     train = torch.utils.data.DataLoader(points, batch_size=8, shuffle=True)
-    model, optimizer, train = accelerator.prepare(model, optimizer, train)
+    model, optimizer, train = accelerator.prepare(net, optimizer, train)
     for epoch in range(args.epochs):
         model.train()
         for inputs, labels in train:
@@ -41,7 +41,7 @@ def main():
             model.eval()
             with torch.no_grad():
                 inputs, labels = test_points.tensors
-                correct = (model.module(inputs).argmax(1) == labels).sum().item()
+                correct = (net(inputs).argmax(1) == labels).sum().item()
             print(f"epoch {epoch}: accuracy {correct / len(labels):.2f}")
 
 

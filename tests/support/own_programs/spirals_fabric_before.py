@@ -26,10 +26,10 @@ def main():
     fabric.launch()
     torch.manual_seed(0)
     points, test_points = make_spirals(92), make_spirals(40)
-    model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     train = torch.utils.data.DataLoader(points, batch_size=8, shuffle=True)
-    model, optimizer = fabric.setup(model, optimizer)
+    model, optimizer = fabric.setup(net, optimizer)
     train = fabric.setup_dataloaders(train)
     for epoch in range(args.epochs):
         model.train()
@@ -43,7 +43,7 @@ def main():
             model.eval()
             with torch.no_grad():
                 inputs, labels = test_points.tensors
-                correct = (model.module(inputs).argmax(1) == labels).sum().item()
+                correct = (net(inputs).argmax(1) == labels).sum().item()
             print(f"epoch {epoch}: accuracy {correct / len(labels):.2f}")
 
 
