@@ -78,7 +78,7 @@ def _show(steps: Mapping[int, ObservedSteps], code: int) -> None:
 
     if not steps and not code:
         fix = "lockstep.train.fit has records of its own; other programs can call lockstep.step() after each"
-        say(f"no steps of an optimizer of torch were seen in the workers; {fix} (docs/howto/own-loop.md)", sys.stdout)
+        say(f"no steps of an optimizer of torch were seen; {fix} (docs/howto/when-scaling-disappoints.md)", sys.stdout)
     if not steps:
         return
     phases = [phase for phase in PHASES if any(phase in each.per_step for each in steps.values())]
