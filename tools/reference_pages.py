@@ -23,6 +23,7 @@ from lockstep.cli.help import TITLES, names_of, sentence_case, show_value, usage
 from lockstep.cli.study import STUDIES
 from lockstep.config import recipes
 from lockstep.config.flags import Flag, flags_of, groups_of
+from lockstep.config.legacy_flags import BARE, FIXED, REFUSED, RENAMED
 from lockstep.config.mapping import to_mapping
 from lockstep.config.schema import TrainConfig
 from lockstep.data.catalog import NAMED
@@ -75,6 +76,7 @@ def command_line_pages() -> dict[str, Callable[[], str]]:
         **{f"command-line/{name}.md": page for name, page in pages.items()},
         "command-line/hosts-and-restarts.md": _shared_page,
         "command-line/horovodrun.md": _horovodrun,
+        "command-line/older-flags.md": _older_flags,
     }
 
 
@@ -191,6 +193,15 @@ def _horovodrun_term(flag: HorovodFlag) -> str:
     return ", ".join(f"`{name}`" for name in names) + (f" `{flag.metavar}`" if flag.metavar else "")
 
 
+def _older_flags() -> str:
+    rows = [(f"`{flag} VALUE`", f"`{own} VALUE`") for flag, own in RENAMED.items()]
+    rows += [(f"`{flag}`", f"`{' '.join(own)}`") for flag, own in FIXED.items()]
+    rows += [(f"`{flag}` without a value", f"`{flag} {value}`") for flag, (value, _) in BARE.items()]
+    table = "\n".join(f"| {flag} | {own} |" for flag, own in sorted(rows))
+    refused = (f"`{flag}`\n:   {prose(_sentence(REFUSED[flag]))}\n" for flag in sorted(REFUSED))
+    return "\n".join([OLDER_FLAGS, f"| flag | is read as |\n|---|---|\n{table}\n", "## Refused\n", *refused])
+
+
 def recipes_page() -> str:
     """Return the page of all recipes."""
     return "\n".join([RECIPES_HEAD, *map(_recipe, recipes.names())])
@@ -283,12 +294,24 @@ INDEX_TAIL = """
 `lockstep-horovod` has the command [horovodrun](horovodrun.md).
 
 `--[no-]flip` stands for two flags, `--flip` and `--no-flip`. `{A,B}` is a choice of values, and `A ...` takes several
-values. If a flag is given twice, the last one counts. `lockstep train` also accepts the flags of
-[older scripts](../../howto/old-scripts.md).
+values. If a flag is given twice, the last one counts. `lockstep train` also accepts
+[flags of older scripts](older-flags.md).
 """
 HOROVODRUN = """Start a command on N workers, for scripts that use Horovod's API. It is part of the distribution
 `lockstep-horovod`. Flags without effect are accepted, so that old command lines run; each prints a line with the
 reason. [Horovod's API](../horovod.md#elastic-jobs) explains elastic jobs.
+"""
+OLDER_FLAGS = f"""# Flags of older scripts
+
+{NOTICE}
+
+`lockstep train` accepts flags of older ImageNet, CIFAR and MNIST scripts. [Older scripts](../../howto/old-scripts.md)
+has whole command lines.
+
+Flags may have underscores instead of hyphens. A flag that is on or off may be followed by true, false, yes, no, on, off,
+1 or 0. With `--dist-url`, `--world-size` and `--rank` count nodes.
+
+## Translated
 """
 RECIPES_HEAD = f"""# Recipes and configuration
 

@@ -69,7 +69,7 @@ REFUSED = {
     "--save-model": "remove it: each run saves its best weights in its folder, as model.safetensors",
     "--test-batch-size": _EVALUATION,
     "--train-dir": _FOLDERS,
-    "--use-adasum": "lockstep train does not support Adasum; Horovod's API does (docs/reference/horovod.md)",
+    "--use-adasum": "use Horovod's API, which has Adasum (docs/reference/horovod.md)",
     "--val-batch-size": _EVALUATION,
     "--val-dir": _FOLDERS,
 }
