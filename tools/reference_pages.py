@@ -308,8 +308,8 @@ OLDER_FLAGS = f"""# Flags of older scripts
 `lockstep train` accepts flags of older ImageNet, CIFAR and MNIST scripts. [Older scripts](../../howto/old-scripts.md)
 has whole command lines.
 
-Flags may have underscores instead of hyphens. A flag that is on or off may be followed by true, false, yes, no, on, off,
-1 or 0. With `--dist-url`, `--world-size` and `--rank` count nodes.
+Flags may have underscores instead of hyphens. A flag that is on or off may be followed by true, false, yes, no, on,
+off, 1 or 0. With `--dist-url`, `--world-size` and `--rank` count nodes.
 
 ## Translated
 """
