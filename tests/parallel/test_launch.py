@@ -108,8 +108,13 @@ def test_only_worker_has_the_terminal(command: list[str], tmp_path: Path) -> Non
 
 def test_an_error_of_all_workers_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("print(1")
-    done = run([*LOCKSTEP, "run", "-np", "3", "--", sys.executable, "broken.py"], tmp_path)
+    done = run([*LOCKSTEP, "run", "--json", "-np", "3", "--", sys.executable, "broken.py"], tmp_path)
     assert done.returncode == 1
+    end = json.loads(done.stdout)
+    assert (end["exit_code"], end["workers"], end["restarts"], end["hangs"]) == (1, 3, 0, [])
+    assert (end["cause"]["kind"], end["cause"]["exit_code"], end["cause"]["signal"]) == ("worker", 1, "")
+    assert "SyntaxError" in end["cause"]["text"]
+    assert f"lockstep: {end['message']}\n" in done.stderr
     assert done.stderr.count("SyntaxError") == 1, done.stderr
     assert done.stderr.count('broken.py", line 1') == 1, done.stderr
     missing = run([*LOCKSTEP, "run", "-np", "3", "--", sys.executable, "missing.py"], tmp_path)
@@ -157,7 +162,7 @@ def test_local_job_listens_on_loopback_only_and_hides_its_secret(tmp_path: Path)
 
 
 def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> None:
-    with started([*LOCKSTEP, "train", "-np", "3", "--epochs", "500"], tmp_path) as job:
+    with started([*LOCKSTEP, "train", "--json", "-np", "3", "--epochs", "500"], tmp_path) as job:
         job.wait_for("epoch   1/500")
         workers = job.workers()
         victim = next(worker for worker in workers if worker.environ()["RANK"] == "1")
@@ -165,6 +170,8 @@ def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
         assert job.wait(timeout=30) == 128 + signal.SIGKILL
         wait_for_ends(workers)
     assert "worker 1 of 3 was ended by SIGKILL" in job.text
+    (end,) = (json.loads(line) for line in job.text.splitlines() if line.startswith("{"))
+    assert (end["exit_code"], end["cause"]["rank"], end["cause"]["signal"]) == (137, 1, "SIGKILL")
 
 
 @pytest.mark.parametrize("launcher", ["", f"run -np 2 -- {sys.executable} -m lockstep"])

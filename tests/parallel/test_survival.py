@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -188,11 +189,13 @@ lockstep.survive(main)
 
 
 def test_worker_lost_while_the_others_connect_is_replaced(tmp_path: Path) -> None:
-    flags = ("-np", "3", "--max-restarts", "1", "--hang-timeout", "20")
+    flags = ("--json", "-np", "3", "--max-restarts", "1", "--hang-timeout", "20")
     done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "-c", JOINING], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "lockstep: restart 1 of 1, with 3 workers, of which 2 stay" in done.stderr
-    assert done.stdout.count("connected 1.0") == 3
+    assert done.stderr.count("connected 1.0") == 3
+    end = json.loads(done.stdout)
+    assert (end["exit_code"], end["cause"], end["workers"], end["restarts"]) == (0, None, 3, 1)
 
 
 # Rank 1 does not take part and does not end: as a host that is cut off.

@@ -14,6 +14,7 @@ from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import names
 from lockstep.files.metric_records import JOULES_PER_KWH
 from lockstep.files.output import say
+from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.observe.job_steps import JobSteps
 
 MUCH = 0.1  # of the time per sample, which an unasked advice must promise
@@ -21,13 +22,16 @@ MIN_RECORDS = 10  # one a second
 Run = Callable[[Mapping[str, str], JobSteps | None], int]
 
 
-def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, observes: bool = True) -> int:
+def run_observed(
+    command: Sequence[str], run: Run, folder: Path | None = None, observes: bool = True, end: JobEnd | None = None
+) -> int:
     """Run a job, and print its workers' steps at the end if they are recorded; return its exit code.
 
     Args:
         command: The workers' command. `lockstep train` observes itself.
         run: Runs the job, given additional variables of its workers, and what receives their steps.
         folder: For records; None: the folder that LOCKSTEP_OBSERVE names, if any.
+        end: Receives what was observed.
 
     Raises:
         ConfigError: The folder has files, or cannot be made.
@@ -54,6 +58,8 @@ def run_observed(command: Sequence[str], run: Run, folder: Path | None = None, o
         lines = [f"what bounds the steps is unknown: {error!r}"]
     for line in lines:
         say(f"lockstep: {line}")
+    if end:
+        end.stragglers, end.findings, end.verdict = steps.stragglers, steps.findings, lines
     return code
 
 

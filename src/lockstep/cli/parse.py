@@ -65,6 +65,8 @@ class TrainCommand:
     """Recipe to use instead of the data set's."""
     print_config: bool = False
     """Print the resulting configuration as YAML and exit."""
+    json: bool = False
+    """Print how the job ended as JSON."""
 
 
 def parse(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:

@@ -8,16 +8,19 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from lockstep.cli import HELP
+from lockstep.cli.json_output import with_job_end
 from lockstep.cli.observed_job import run_observed
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
 from lockstep.config.run_paths import is_training
 from lockstep.errors import ConfigError
 from lockstep.files.output import has_terminal, keep_going, restored_terminal, say
+from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.launch.controller.restarts import first_hosts
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.output import OutputPlan
@@ -46,15 +49,21 @@ class RunCommand:
     """Prefix each line of output with [rank]<stream>."""
     restarts: RestartOptions = field(default_factory=RestartOptions)
     log_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """Folder for worker-N.log files. Default: a new folder in lockstep-logs."""
+    """Folder for worker-N.log files. Default: a new one, in lockstep-logs."""
     observe: bool = True
     """Do not time the steps of PyTorch programs to find slow workers, and do not compare what they train."""
     observe_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """New folder for records of steps, for watch and report."""
+    json: bool = False
+    """Print how the job ended as JSON."""
 
 
 def main(arguments: Sequence[str]) -> int:
     flags, command = split(arguments)
+    return with_job_end(partial(_main, flags, command), "--json" in flags)
+
+
+def _main(flags: Sequence[str], command: Sequence[str], end: JobEnd) -> int:
     options = parse(RunCommand, "run", flags)
     if not command:
         raise ConfigError("missing COMMAND; add it after the flags: lockstep run -np 2 -- python train.py")
@@ -71,12 +80,12 @@ def main(arguments: Sequence[str]) -> int:
     plan.check_program()
     keep_going()
     if not plan.manual:
-        return _execute(plan, options)
+        return _execute(plan, options, end)
     from lockstep.launch.controller.manual_job import run_manual_job
 
     def launch(joined: LaunchOptions) -> int:
         again = replace(options, where=joined, workers=None)
-        return _execute(_plan(again, command), again)
+        return _execute(_plan(again, command), again, end)
 
     return run_manual_job(plan, options.where, launch)
 
@@ -86,31 +95,31 @@ def _plan(options: RunCommand, command: Sequence[str]) -> JobPlan:
     return plan_from(options.where, options.workers, command, os.environ, cores, count_gpus, here)
 
 
-def _execute(plan: JobPlan, options: RunCommand) -> int:
+def _execute(plan: JobPlan, options: RunCommand, end: JobEnd) -> int:
     options.restarts.check(plan.workers)
     for note in plan.notes:
         say(note, sys.stdout)
 
     def run(own: Mapping[str, str], steps: JobSteps | None) -> int:
-        return _run(replace(plan, environment={**plan.environment, **own}), options, own, steps)
+        return _run(replace(plan, environment={**plan.environment, **own}), options, own, steps, end)
 
-    return run_observed(plan.command, run, options.observe_dir, options.observe)
+    return run_observed(plan.command, run, options.observe_dir, options.observe, end)
 
 
-def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None) -> int:
+def _run(plan: JobPlan, options: RunCommand, own: Mapping[str, str], steps: JobSteps | None, end: JobEnd) -> int:
     from lockstep.launch.controller.job_series import JobSeries
     from lockstep.launch.controller.restarts import elastic_job, run_elastic_job
 
-    is_piped = options.prefix or options.log_dir or options.restarts.is_elastic or plan.container
+    is_piped = options.prefix or options.log_dir or options.restarts.is_elastic or plan.container or options.json
     if plan.workers == 1 and plan.is_local and not is_piped and has_terminal():
         plan = replace(plan, terminal=True)
     logs = None if plan.terminal else options.log_dir or new_logs()
     output = OutputPlan(plan.workers, prefixed=options.prefix, logs=logs)
     if not options.restarts.is_elastic:
         with restored_terminal() if plan.terminal else nullcontext(), JobSeries() as jobs:
-            return jobs.run(plan, output, steps=steps)
+            return jobs.run(plan, output, steps=steps, end=end)
     job = elastic_job(plan, options.where, options.restarts, count_gpus, variables=own)
-    return run_elastic_job(job, output, steps=steps)
+    return run_elastic_job(job, output, steps, end)
 
 
 def new_logs() -> Path | None:

@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from lockstep.cli.json_output import with_job_end
 from lockstep.cli.parse import TrainCommand, named_arch, parse_train
 from lockstep.config.legacy_flags import translate
 from lockstep.config.run_paths import how_to_resume, new_run_path, newest, runs_of, step_of
@@ -17,6 +18,7 @@ from lockstep.errors import ConfigError, DataError, ReplicasDifferError
 from lockstep.files.folder_lock import holder_here
 from lockstep.imports import collector_paused
 from lockstep.launch.command_workers import Elastic, WorkerCommand, run_workers
+from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
@@ -25,6 +27,10 @@ RESUMABLE = (1, DataError.exit_code, ReplicasDifferError.exit_code)  # other err
 
 
 def main(arguments: Sequence[str]) -> int:
+    return with_job_end(partial(_main, arguments), "--json" in arguments)
+
+
+def _main(arguments: Sequence[str], end: JobEnd) -> int:
     translation = translate(arguments, TrainCommand)
     arguments = translation.arguments
     command = parse_train(arguments)
@@ -53,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
             check=check,
             elastic=_elastic(command, partial(describe_resume, config, earlier)),
             quiet=config.run.quiet,
+            end=end if command.json else None,
         )
     )
     is_killed = code > FATAL_SIGNAL

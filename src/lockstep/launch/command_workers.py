@@ -14,6 +14,7 @@ from lockstep.diagnosis.idle_clock import HANG_TIMEOUT
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import keep_going, say
 from lockstep.files.staged import STAGED
+from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.controller.restarts import elastic_job, first_hosts, run_elastic_job
 from lockstep.launch.output import OutputPlan
@@ -55,6 +56,7 @@ class WorkerCommand:
         check: Called with the number of workers before any is started; raises an error to prevent the start.
         elastic: Restarts, if any.
         quiet: Print only warnings of the plan's notes.
+        end: Receives how the job ended; a single worker then gets a process of its own.
     """
 
     arguments: Sequence[str]
@@ -66,6 +68,7 @@ class WorkerCommand:
     check: Callable[[int], None] = lambda size: None
     elastic: Elastic | None = None
     quiet: bool = False
+    end: JobEnd | None = None
 
 
 def run_workers(job: WorkerCommand) -> int:
@@ -92,7 +95,7 @@ def run_workers(job: WorkerCommand) -> int:
         where = first_hosts(where, elastic.options)
     if workers is None and not where.names_hosts and not find_allocation(os.environ):
         workers = 1
-    again = [where.python_of_workers, "-m", "lockstep", *without_dry_run(job.arguments)]
+    again = [where.python_of_workers, "-m", "lockstep", *without(job.arguments, "--dry-run", "--json")]
     gpus = accelerator.count if job.device != "cpu" else int  # int() is 0
     plan = plan_from(where, workers, again, os.environ, usable_cores(), gpus, names_of_this_machine())
     if plan.manual and not where.dry_run:
@@ -107,7 +110,7 @@ def run_workers(job: WorkerCommand) -> int:
         job.check(elastic.options.max_np or plan.workers)
         added = (*elastic.arguments(plan.workers),)
         plan = replace(plan, command=(*plan.command, *added), added=added)
-    elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container or plan.staging):
+    elif plan.workers == 1 and plan.is_local and not (where.dry_run or plan.container or plan.staging or job.end):
         keep_going()
         for note in (note for note in plan.notes if note.startswith(IMPORTANT)):
             say(note, sys.stdout)
@@ -116,12 +119,12 @@ def run_workers(job: WorkerCommand) -> int:
         print(describe_plan(plan))
         return 0
     keep_going()
-    return _launch(plan, where, gpus, elastic, job.quiet)
+    return _launch(plan, replace(job, where=where), gpus)
 
 
-def without_dry_run(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without --dry-run."""
-    return [argument for argument in arguments if argument.replace("_", "-") != "--dry-run"]
+def without(arguments: Sequence[str], *switches: str) -> list[str]:
+    """Return a command's arguments without some switches."""
+    return [argument for argument in arguments if argument.replace("_", "-") not in switches]
 
 
 def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:
@@ -133,20 +136,22 @@ def _check_flags(job: WorkerCommand, rank_info: RankInfo) -> None:
     if job.where.containers.container and PACKAGES not in os.environ:
         fix = "let it start the container, or start the job by `lockstep train` alone"
         raise ConfigError(f"--container is {launched}: {fix}")
+    if job.end:
+        raise ConfigError(f"--json is {launched}; start the job by `lockstep train` alone")
     if job.where.staging.stage and STAGED not in os.environ:
         raise ConfigError(f"--stage is {launched}; start the job by `lockstep train` alone")
 
 
-def _launch(plan: JobPlan, where: LaunchOptions, gpus: Callable[[], int], elastic: Elastic | None, quiet: bool) -> int:
+def _launch(plan: JobPlan, command: WorkerCommand, gpus: Callable[[], int]) -> int:
     for note in plan.notes:
-        if not quiet or note.startswith(IMPORTANT):
+        if not command.quiet or note.startswith(IMPORTANT):
             say(note, sys.stdout)
     plan, output = replace(plan, direct_stdout=sys.stdout.isatty()), OutputPlan(plan.workers, prefixed=False)
-    if not elastic:
+    if not (elastic := command.elastic):
         with JobSeries() as jobs:
-            return jobs.run(plan, output)
-    job = elastic_job(plan, where, elastic.options, gpus, True, elastic.describe_resume)
-    return run_elastic_job(job, output)
+            return jobs.run(plan, output, end=command.end)
+    job = elastic_job(plan, command.where, elastic.options, gpus, True, elastic.describe_resume)
+    return run_elastic_job(job, output, end=command.end)
 
 
 def _work(job: WorkerCommand, rank_info: RankInfo, expected: int | Literal["auto"] | None, started: int) -> int:

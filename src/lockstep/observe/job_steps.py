@@ -40,6 +40,7 @@ class JobSteps:
 
     Attributes:
         kept: The last `run` record and the newest others, also without a folder.
+        stragglers, findings: All of these records' fields.
     """
 
     def __init__(self, program: Sequence[str], folder: Path | None = None, record_seconds: float = 1.0) -> None:
@@ -54,6 +55,8 @@ class JobSteps:
         self._folder, self._record_seconds = folder, record_seconds
         self._writer: RecordWriter | None = None
         self.kept: list[Mapping[str, Any]] = []
+        self.stragglers: list[Mapping[str, Any]] = []
+        self.findings: list[str] = []
         self._earlier: dict[int, ObservedSteps] = {}  # by rank, the sums of earlier generations
         self._processes: list[dict[int, ObservedSteps]] = []  # by rank; the newest process is the last
         self.joules, self._recorded_joules = Counter[str](), Counter[str]()  # of all hosts, by kind
@@ -105,10 +108,12 @@ class JobSteps:
             for finding in self._states.compare([steps.state for steps in newest]):
                 say(f"lockstep: {finding}. To find the cause: lockstep check -- {self._program}")
                 self._record("finding", {"text": finding})
+                self.findings.append(finding)
         if 1 < len(self._met) == len(self._processes) == len(newest):
             for straggler in self._comparison.compare(newest, self._oversubscribed):
                 say(f"lockstep: {straggler.describe()}; {straggler.advice}")
                 self._record("straggler", asdict(straggler))
+                self.stragglers.append(asdict(straggler))
         if not self._has_begun and len(newest) == len(self._processes):
             self._has_begun = True
             self._record_energy(0)  # of the start of the workers

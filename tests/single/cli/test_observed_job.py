@@ -11,6 +11,7 @@ from lockstep.cli import observed_job
 from lockstep.cli.observed_job import run_observed
 from lockstep.diagnosis import OBSERVE
 from lockstep.files.jsonl import read_records
+from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.observe.job_steps import JobSteps
 
 
@@ -38,3 +39,20 @@ def test_advice_that_fails_does_not_change_the_exit_code(
     monkeypatch.setattr(observed_job, "advice", lambda records: [][0])
     assert run_observed(("python", "train.py"), lambda own, steps: 0) == 0
     assert "what bounds the steps is unknown: IndexError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("observes", [True, False])
+def test_end_has_what_was_observed(observes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OBSERVE, raising=False)
+    monkeypatch.setattr(observed_job, "advice", lambda records: ["waiting for data bounds the step"])
+
+    def run(own: Mapping[str, str], steps: JobSteps | None) -> int:
+        if steps:
+            steps.stragglers.append({"ranks": (1,), "phase": "forward"})
+            steps.findings.append("the weights differ")
+        return 0
+
+    end = JobEnd()
+    run_observed(("python", "train.py"), run, observes=observes, end=end)
+    found = [{"ranks": (1,), "phase": "forward"}], ["the weights differ"], ["waiting for data bounds the step"]
+    assert (end.stragglers, end.findings, end.verdict) == (found if observes else (None, None, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from lockstep.cli import main
 from lockstep.cli.run import LOGS, new_logs
 from lockstep.launch.controller.job_series import JobSeries
+from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.job_plan import JobPlan
 
@@ -34,7 +36,14 @@ def test_a_job_goes_on_without_default_logs(
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("flags", "has_terminal"),
-    [("", True), ("-np 2", False), ("--prefix", False), ("--log-dir logs", False), ("-H localhost:1", True)],
+    [
+        ("", True),
+        ("-np 2", False),
+        ("--prefix", False),
+        ("--log-dir logs", False),
+        ("-H localhost:1", True),
+        ("--json", False),
+    ],
 )
 def test_one_worker_has_the_terminal_unless_output_is_wanted(
     flags: str, has_terminal: bool, monkeypatch: pytest.MonkeyPatch
@@ -50,3 +59,47 @@ def test_one_worker_has_the_terminal_unless_output_is_wanted(
     monkeypatch.setattr(JobSeries, "run", run)
     assert main(["run", "--no-observe", *flags.split(), "--", "true"]) == 0
     assert found == [(has_terminal, has_terminal)]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "error", "code", "cause"),
+    [
+        (["true"], None, 0, None),
+        (["true"], KeyboardInterrupt(), 130, {"kind": "stop", "signal": "SIGINT", "text": ""}),
+        (["true"], StartError("no host"), 3, {"kind": "error", "signal": "", "text": "no host"}),
+        (["-np", "0", "true"], None, 2, {"kind": "error", "signal": "", "text": "-np 0: must be at least 1"}),
+        (["--nq", "2", "true"], None, 2, {"kind": "error", "signal": ""}),
+        ([], None, 2, {"kind": "error", "signal": ""}),
+        (["absent.sh"], None, 2, {"kind": "error", "signal": ""}),
+    ],
+)
+def test_json_has_one_line_for_any_end(
+    words: list[str],
+    error: BaseException | None,
+    code: int,
+    cause: dict[str, str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def run(*_: object, **__: object) -> int:
+        print("output of a worker", flush=True)
+        if error:
+            raise error
+        return 0
+
+    monkeypatch.setattr(JobSeries, "run", run)
+    assert main(["run", "--json", *words]) == code
+    printed = capfd.readouterr()
+    end = json.loads(printed.out)
+    assert (end["exit_code"], end["hangs"], end["seconds"] >= 0) == (code, None, True)
+    assert cause == (end["cause"] and {name: end["cause"][name] for name in cause or ()})
+    assert ("output of a worker" in printed.err) == (words == ["true"])
+    if code == 2:
+        assert printed.err == f"lockstep run: error: {end['message']}\n"
+
+
+def test_help_is_printed_without_json(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--json", "--help"])
+    assert capfd.readouterr().out == ""

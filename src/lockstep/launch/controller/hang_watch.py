@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.diagnosis.board import TRAINER, is_judged
-from lockstep.diagnosis.explanation import explain
+from lockstep.diagnosis.explanation import Explanation, explain
 from lockstep.diagnosis.idle_clock import TICK_SECONDS
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.errors import HangError
@@ -34,6 +34,7 @@ class HangWatch:
         self._ends = ends
         self._host_of = host_of
         self._settle = settle
+        self.hangs: list[Explanation] = []  # that were reported
 
     async def run(self) -> Failure:
         """Report each hang; of the first one that must end the job, return the failure of the responsible rank."""
@@ -67,6 +68,7 @@ class HangWatch:
         if any(state.is_debugged for state in states) or not any(state.pid for state in states):
             return None
         explanation = explain(states, idle_s, self._host_of)
+        self.hangs.append(explanation)
         is_training = any(state.flags & TRAINER for state in states)
         have_left = all(state.exit_code == 0 for state in states if state.rank in explanation.culprits)
         ends = explanation.ends_training or have_left or (self._ends and not is_training)

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from lockstep.diagnosis.explanation import Explanation
 from lockstep.errors import LOST_PEER, StoppedError
 from lockstep.files.output import say
 from lockstep.launch.controller.remote_node import Lost
@@ -153,12 +155,14 @@ def describe_exit(code: int) -> str:
     """Return how a process ended, from its exit code or minus the signal that ended it."""
     if not code:
         return "exited with code 0 while others still needed it (an early sys.exit() or return, or fewer batches?)"
-    if code > 0:
-        return f"failed with exit code {code}"
+    return f"failed with exit code {code}" if code > 0 else f"was ended by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,22 @@ class JobOutcome:
         """Return the job's exit code; `failure_code`, if given, replaces that of a failed worker."""
         return self.code if self.culprit is None or failure_code is None else failure_code
 
+    def cause(self) -> dict[str, Any] | None:
+        """Return what ended the job, for programs; "" and None do not apply."""
+        cause: dict[str, Any] = {"kind": "stop", "rank": None, "host": "", "exit_code": None, "signal": "", "log": ""}
+        cause["text"] = str(self.trouble or self.stop_message or self.killed)
+        if self.trouble:
+            cause |= {"kind": "error", "host": ", ".join(self.away)}
+        elif failed := self.culprit:
+            cause |= {"kind": "host", "host": failed.host, "text": failed.text, "log": str(failed.log or "")}
+            if failed.rank >= 0:
+                cause |= {"kind": "hang" if failed.hung else "worker", "rank": failed.rank}
+            if cause["kind"] == "worker":
+                cause |= {"signal": signal_name(-failed.code)} if failed.code < 0 else {"exit_code": failed.code}
+        elif self.request:
+            cause["signal"] = self.request.name
+        return cause if self.code else None
+
     @property
     def may_succeed_again(self) -> bool:
         """Whether the job might succeed in another generation of its workers."""
@@ -214,3 +234,32 @@ class JobOutcome:
         if self.request and self.code:
             return f"lockstep: stopped by {self.request.name}; {self.killed or 'all workers have exited'}"
         return APART.format(size=workers) if self.apart else ""
+
+
+@dataclass
+class JobEnd:
+    """How a job ended, over all generations of its workers, for programs; None: unknown.
+
+    Args:
+        message: What the launcher printed about it, in one line.
+        hangs: The ranks that the others waited for, each time, and the lines that were printed.
+    """
+
+    exit_code: int | None = None
+    message: str = ""
+    cause: dict[str, Any] | None = None
+    workers: int | None = None
+    restarts: int | None = None
+    hangs: list[dict[str, Any]] | None = None
+    stragglers: Sequence[Mapping[str, Any]] | None = None
+    findings: Sequence[str] | None = None
+    verdict: Sequence[str] | None = None
+
+    def add(self, outcome: JobOutcome, workers: int | None = None, hangs: Sequence[Explanation] = ()) -> None:
+        """Add how a generation ended, or why there is none."""
+        self.exit_code, self.cause = outcome.code, outcome.cause()
+        self.message = outcome.message(workers or 0).partition("\n")[0].removeprefix("lockstep: ")
+        if workers:
+            self.workers, self.restarts = workers, self.restarts or 0
+            shown = [{"ranks": hang.culprits, "lines": hang.lines, "stacks": hang.stacks} for hang in hangs]
+            self.hangs = [*(self.hangs or ()), *shown]

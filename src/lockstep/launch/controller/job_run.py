@@ -14,13 +14,14 @@ from typing import Any
 
 from lockstep.config.run_paths import typed_command
 from lockstep.config.values import NOTICE
-from lockstep.diagnosis.explanation import grouped, ranks_text
+from lockstep.diagnosis.explanation import Explanation, grouped, ranks_text
 from lockstep.diagnosis.inspection import WorkerState
 from lockstep.files.output import say
 from lockstep.launch.controller.hang_watch import HangWatch, inspect_all
 from lockstep.launch.controller.job_outcome import (
     STOPPED,
     Failure,
+    JobEnd,
     JobOutcome,
     early_exit,
     failures_on,
@@ -67,18 +68,21 @@ class JobRun:
         steps: JobSteps | None = None,
         notice: signal.Signals | None = None,
         staying: Collection[str] = (),
+        end: JobEnd | None = None,
     ) -> None:
         """Prepare to run a plan.
 
         Args:
             notice: A signal to forward, which came before the workers were started.
             staying: The hosts with workers of an earlier generation, which can already handle such signals.
+            end: Receives how the generation ended.
         """
         self.signals = JobSignals(plan, notice, self._forward, lambda: self.has_started and not self._has_ended)
         self.failed_at: float | None = None
         self._plan = plan
         self._staying = staying
         self._steps = steps
+        self._job_end, self._hangs = end or JobEnd(), list[Explanation]()
         self._screen = Screen(display)
         self._pool = pool
         self._remotes: list[Remote] = []
@@ -135,6 +139,7 @@ class JobRun:
     def report(self, outcome: JobOutcome, is_resized: bool = False) -> None:
         """Show the delayed output, and print how the job ended, unless it `is_resized`."""
         self._screen.release(but=outcome.culprit.rank if outcome.culprit and not is_resized else None)
+        self._job_end.add(outcome, self._plan.workers, self._hangs)
         if not is_resized and (message := outcome.message(self._plan.workers)):
             say(message)
             if self._plan.others:
@@ -156,6 +161,7 @@ class JobRun:
     async def _follow(self) -> list[Ended | Lost | None]:
         """Wait until every host's part exits, or one fails; return the outcomes until then, by node."""
         watch = HangWatch(self._remotes, self._plan.ends_hangs, self._host_of)
+        self._hangs = watch.hangs
         hanging, leaving = asyncio.create_task(watch.run()), asyncio.create_task(self._wait_for_early_exit())
         try:
             async with serving(self._states, typed_command()):

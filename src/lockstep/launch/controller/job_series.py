@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
+from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.remote_node import NodePool
 from lockstep.launch.output import Display, OutputPlan
@@ -38,6 +39,7 @@ class JobSeries:
         output: OutputPlan,
         failure_code: int | None = None,
         steps: JobSteps | None = None,
+        end: JobEnd | None = None,
     ) -> int:
         """Execute a plan and wait for its end.
 
@@ -45,6 +47,7 @@ class JobSeries:
             output: How the workers' lines are shown and stored.
             failure_code: The exit code if a worker failed; None: the worker's exit code.
             steps: Receives the observed steps, if the plan's variables ask for them.
+            end: Receives how the job ended.
 
         Returns:
             The job's exit code: 0; that of the worker that failed first (128 + N if signal N ended it); STOPPED if the
@@ -56,7 +59,7 @@ class JobSeries:
         plan = replace(plan, environment={**plan.environment, STARTED: f"{time.time():.3f}"})
         display = Display(output)
         try:
-            job = JobRun(plan, display, self._pool, steps)
+            job = JobRun(plan, display, self._pool, steps, end=end)
             outcome = self._runner.run(job.run(goes_on=lambda outcome: not outcome.code))
             job.report(outcome)
         finally:

@@ -18,7 +18,7 @@ from lockstep.errors import CheckpointError, ConfigError, plural
 from lockstep.files.output import say
 from lockstep.launch.controller.discovery import FLAG, Discovery, discover
 from lockstep.launch.controller.host_process import start_process
-from lockstep.launch.controller.job_outcome import STOPPED, JobOutcome
+from lockstep.launch.controller.job_outcome import STOPPED, JobEnd, JobOutcome
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.job_signals import STOP
 from lockstep.launch.controller.job_start import prepare_spare
@@ -115,7 +115,9 @@ def first_hosts(where: LaunchOptions, options: RestartOptions) -> LaunchOptions:
     return on_hosts(where, hosts)
 
 
-def run_elastic_job(job: ElasticJob, output: OutputPlan, steps: JobSteps | None = None) -> int:
+def run_elastic_job(
+    job: ElasticJob, output: OutputPlan, steps: JobSteps | None = None, end: JobEnd | None = None
+) -> int:
     """Execute a job with its restarts, and return its exit code, as `JobSeries.run` does.
 
     Raises:
@@ -126,7 +128,7 @@ def run_elastic_job(job: ElasticJob, output: OutputPlan, steps: JobSteps | None 
     discovery = Discovery(script, job.slots_per_host) if script else None
     try:
         hosts = (lambda: discovery.hosts) if discovery else (lambda: job.hosts)
-        return asyncio.run(Generations(job, hosts, display, steps).run())
+        return asyncio.run(Generations(job, hosts, display, steps, end).run())
     finally:
         display.close()
         if discovery:
@@ -215,9 +217,11 @@ class Generations:
         hosts: Callable[[], Sequence[Host]],
         display: Display,
         steps: JobSteps | None,
+        end: JobEnd | None = None,
     ) -> None:
         self._job = job
         self._steps = steps
+        self._end = end or JobEnd()
         self._options = job.options
         self._display = display
         self._least = job.options.min_np or job.plan.workers
@@ -242,7 +246,8 @@ class Generations:
                 hosts = [node.host for node in plan.nodes]
                 newcomers = tuple(host for host in hosts if host not in before)
                 numbered = self._numbered(plan, newcomers)
-                generation = JobRun(numbered, self._display, self._pool, self._steps, notice, staying)
+                generation = JobRun(numbered, self._display, self._pool, self._steps, notice, staying, self._end)
+                self._end.restarts = self._restarts
                 watch = asyncio.create_task(self._watch(generation, plan))
                 try:
                     outcome = await generation.run(partial(self._judge, watch), keeps_signals=True)
@@ -324,7 +329,9 @@ class Generations:
         """Report a stop that was requested while no worker ran, and return the exit code."""
         resume = self._job.describe_resume()
         say(f"lockstep: stopped by {request.name} between two generations of the workers{resume and f'; {resume}'}")
-        return STOPPED if resume else 128 + request
+        outcome = JobOutcome(STOPPED if resume else 128 + request, request=request)
+        self._end.add(outcome, self._job.plan.workers)
+        return outcome.code
 
     def _announce(self, plan: JobPlan, staying: Mapping[str, int]) -> None:
         where = "" if plan.is_local else f": {', '.join(f'{node.workers} on {node.host}' for node in plan.nodes)}"

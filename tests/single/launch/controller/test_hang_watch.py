@@ -68,6 +68,7 @@ def outcome(hosts: Sequence[Host], ends: bool = False) -> Failure | None:
         for _ in range(100):  # far more turns of the loop than it needs: nothing here takes time
             await asyncio.sleep(0)
         hang = watching.result() if watching.done() else None
+        assert not hang or watch.hangs[-1].culprits[0] == hang.rank
         watching.cancel()
         return hang
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import re
+import signal
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from lockstep.launch.controller.job_outcome import Failure, first
+from lockstep.diagnosis.explanation import Explanation
+from lockstep.launch.controller.job_outcome import Failure, JobEnd, JobOutcome, first
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.remote_node import NodePool, Remote
 from lockstep.launch.controller.restarts import ElasticJob, Generations
 from lockstep.launch.controller.run_function import PROCESS_FAILED, WORKER_FAILED, results
-from lockstep.launch.controller.start_errors import disagreement, too_late, why_not_started
+from lockstep.launch.controller.start_errors import StartError, disagreement, too_late, why_not_started
 from lockstep.launch.output import Display, OutputPlan
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import NodePlan, Transport, plan_job, start_command
@@ -48,6 +50,83 @@ GONE = Failure(-1, "c", 1, "lost c: the host or the way to it is down", 9.5)
 )
 def test_the_culprit_is_whom_the_others_follow(failures: list[Failure], culprit: Failure) -> None:
     assert first(failures) == culprit
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "message"),
+    [
+        (JobOutcome(0), None, ""),
+        (JobOutcome(0, apart=True), None, "the 3 workers did not work together: each imported torch, but none"),
+        (
+            JobOutcome(1, replace(RAISED, log=Path("l/worker-2.log"))),
+            {"kind": "worker", "rank": 2, "host": "b", "exit_code": 1, "text": RAISED.text, "log": "l/worker-2.log"},
+            "worker 2 of 3 on b failed with exit code 1; the others were stopped",
+        ),
+        (
+            JobOutcome(137, KILLED),
+            {"kind": "worker", "rank": 1, "host": "a", "signal": "SIGKILL"},
+            "worker 1 of 3 on a was ended by SIGKILL (possibly out of memory); the others were stopped",
+        ),
+        (
+            JobOutcome(168, replace(KILLED, code=-40)),
+            {"kind": "worker", "rank": 1, "host": "a", "signal": "signal 40"},
+            "worker 1 of 3 on a was ended by signal 40; the others were stopped",
+        ),
+        (
+            JobOutcome(1, Failure(0, "", 0)),
+            {"kind": "worker", "rank": 0, "exit_code": 0},
+            "worker 0 of 3 exited with code 0 while others still needed it",
+        ),
+        (
+            JobOutcome(1, GONE),
+            {"kind": "host", "host": "c", "text": GONE.text},
+            f"{GONE.text}; the others were stopped",
+        ),
+        (
+            JobOutcome(8, Failure(1, "b", 8, hung=True)),
+            {"kind": "hang", "rank": 1, "host": "b"},
+            "the job hung; all workers were stopped",
+        ),
+        (
+            JobOutcome(130, request=signal.SIGINT, killed="all workers were killed"),
+            {"kind": "stop", "signal": "SIGINT", "text": "all workers were killed"},
+            "stopped by SIGINT; all workers were killed",
+        ),
+        (
+            JobOutcome(75, request=signal.SIGUSR1),
+            {"kind": "stop", "signal": "SIGUSR1"},
+            "stopped by SIGUSR1 after a checkpoint (exit code 75)",
+        ),
+        (
+            JobOutcome(75, stop_message="stopped before the time limit after step 9"),
+            {"kind": "stop", "text": "stopped before the time limit after step 9"},
+            "stopped before the time limit after step 9",
+        ),
+        (
+            JobOutcome(3, trouble=StartError("b refuses this user's key", ("b",)), away=("b",)),
+            {"kind": "error", "host": "b", "text": "b refuses this user's key"},
+            "b refuses this user's key",
+        ),
+    ],
+)
+def test_end_has_cause_and_message_for_programs(
+    outcome: JobOutcome, cause: dict[str, Any] | None, message: str
+) -> None:
+    end = JobEnd()
+    end.add(outcome, 3)
+    none = {"rank": None, "host": "", "exit_code": None, "signal": "", "text": "", "log": ""}
+    assert end.cause == (cause and {**none, **cause})
+    assert end.message.startswith(message)
+    assert bool(end.message) == bool(message)
+    assert (end.exit_code, end.workers, end.restarts, end.hangs) == (outcome.code, 3, 0, [])
+
+
+def test_end_keeps_the_hangs_of_earlier_generations() -> None:
+    end = JobEnd(restarts=1)
+    end.add(JobOutcome(8, Failure(1, "", 8, hung=True)), 2, [Explanation((1,), ("rank 1 sleeps",), ("a.py:3",))])
+    end.add(JobOutcome(0), 2)
+    assert (end.exit_code, end.cause, end.restarts) == (0, None, 1)
+    assert end.hangs == [{"ranks": (1,), "lines": ("rank 1 sleeps",), "stacks": ("a.py:3",)}]
 
 
 def _job(*remotes: Any) -> JobRun:
