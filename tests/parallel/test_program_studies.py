@@ -100,11 +100,14 @@ def test_steps_of_a_script_are_measured_and_then_it_ends(tmp_path: Path) -> None
     rates = {1: 100.0, 2: 120.0}
     known = [{**record, "samples_per_second": rates[workers]} for workers, record in records.items()]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(record) + "\n" for record in known))
-    again = _study(tmp_path, DDP, "-np 1,2 --threshold 0.7", "4 1000")
-    assert "2 measurements, 2 of them already recorded" in again.stdout
-    rows = [line.split() for line in again.stdout.splitlines()]
+    again = _study(tmp_path, DDP, "-np 1,2 --threshold 0.7 --json", "4 1000")
+    assert "2 measurements, 2 of them already recorded" in again.stderr
+    rows = [line.split() for line in again.stderr.splitlines()]
     assert ["2", "1", "1", "120", "120", "to", "120", "1.20", "60", "%", "*"] in rows
-    assert "The efficiency falls below 70 % at 2 workers." in again.stdout
+    (series,) = json.loads(again.stdout)["series"]
+    assert series["verdict"][0] == "The efficiency falls below 70 % at 2 workers."
+    last = {"workers": 2, "nodes": 1, "threads": 1, "samples_per_second": 120.0, "speedup": 1.2, "efficiency": 0.6}
+    assert series["rows"][1] | last == series["rows"][1]
     report = run([*LOCKSTEP, "report", "out.jsonl", "-o", "report"], tmp_path)
     assert report.returncode == 0, report.stderr
     assert "samples/s" in (tmp_path / "report/RESULTS.md").read_text()

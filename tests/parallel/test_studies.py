@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -85,9 +86,13 @@ def test_largest_batch_that_fits_is_searched_for_only_once(tmp_path: Path) -> No
     assert {size for size, record in records.items() if record["fits"]} == {16, 32, 40}
     assert records[40]["samples_per_step"] == pytest.approx(40)
     assert "allocate memory" in records[64]["why"]
-    again = _study(*words, cwd=tmp_path)
+    again = _study(words[0], "--json", *words[1:], cwd=tmp_path)
     assert again.returncode == 0
-    assert "already recorded: 16, 32, 40, 42, 44, 48, 64" in again.stdout
+    assert "already recorded: 16, 32, 40, 42, 44, 48, 64" in again.stderr
+    found = json.loads(again.stdout)
+    assert found["verdict"][0] == "the largest batch per worker that fits is 40 (42 does not)"
+    assert [(row["batch"], row["fits"]) for row in found["rows"]] == [(size, size <= 40) for size in sorted(records)]
+    assert all(row[name] == records[row["batch"]].get(name) for row in found["rows"] for name in row)
     assert len(list(read_records(tmp_path / "study" / "batch.jsonl"))) == len(records)
 
 

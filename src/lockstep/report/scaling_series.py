@@ -114,6 +114,11 @@ class Series:
     unread: tuple[str, ...] = ()
 
     @property
+    def rate_name(self) -> str:
+        """The name of the throughput in JSON, such as "images_per_second"."""
+        return re.sub(r"\W+", "_", self.rate_unit.removesuffix("/s")) + "_per_second"
+
+    @property
     def base_rate(self) -> float:
         """Throughput per worker at the smallest number of workers."""
         return self.points[0].images_per_second / self.points[0].workers

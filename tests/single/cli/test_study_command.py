@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,9 +66,11 @@ def test_wrong_arguments_are_reported_with_a_hint(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["study", *words]) != 0
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     assert hint in error
     assert error.count("\n") == 1
+    assert main(["study", words[0], "--json", *words[1:]]) != 0
+    assert capsys.readouterr() == (out, error)
 
 
 def test_unsuitable_augmentation_is_refused_first(
@@ -80,12 +83,13 @@ def test_unsuitable_augmentation_is_refused_first(
 
 
 def test_loading_prints_a_table_and_appends_a_record(
-    here: Path, new_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    here: Path, new_folder: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = new_folder(sizes=((90, 70), (70, 90)), train=6)
     job = [str(root), "--image-size", "32", "-b", "4", "-a", "cifar-small"]
-    assert main(["study", "loading", "-j", "0", "1", *QUICK, "--", *job]) == 0
-    out = capsys.readouterr().out
+    assert main(["study", "loading", "--json", "-j", "0", "1", *QUICK, "--", *job]) == 0
+    sys.stderr.flush()
+    results, out = capfd.readouterr()
     for part in ("the model waits", "cifar-small, fp32", "read: ", "decode: ", "augment: ", "the model needs"):
         assert part in out
     (record,) = read_records(here / "study" / "loading.jsonl")
@@ -96,6 +100,11 @@ def test_loading_prints_a_table_and_appends_a_record(
     for figure in (*record["stages"], *record["pipeline"], record["demand"]):
         assert figure["images_per_second"]["low"] <= figure["images_per_second"]["high"]
     assert str(here) not in str(record)
+    found = json.loads(results)
+    assert (found["demand"], found["verdict"]) == (record["demand"], record["verdict"])
+    shares = [row.pop("wait_share") for row in found["rows"]]
+    assert found["rows"] == record["pipeline"]
+    assert all(0 <= share <= 1 for share in shares)
     assert main(["study", "loading", *QUICK, "--", "digits"]) == 0  # by the recipe's augmentation
     assert len(list(read_records(here / "study" / "loading.jsonl"))) == 2
 

@@ -9,7 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lockstep.cli import USAGE_ERROR, action_of
+from lockstep.cli.json_output import json_only
 from lockstep.cli.parse import parse_train
+from lockstep.cli.run import split
+from lockstep.cli.script import split_at_dashes
 from lockstep.config.schema import TrainConfig
 from lockstep.data import catalog
 from lockstep.errors import INTERRUPTED, ConfigError, require
@@ -30,7 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     name = action_of(arguments, "study", "study", "Studies", about, STUDIES)
     if name is None:
         return 0 if arguments else USAGE_ERROR
-    code: int = import_module(f"lockstep.cli.study.{name}").main(arguments[1:])
+    own = (split if name in ("scaling", "batch") else split_at_dashes)(arguments[1:])[0]
+    with json_only("--json" in own):
+        code: int = import_module(f"lockstep.cli.study.{name}").main(arguments[1:])
     return code
 
 

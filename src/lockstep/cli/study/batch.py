@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
+from lockstep.cli.json_output import print_json
 from lockstep.cli.parse import parse, parse_train
 from lockstep.cli.run import split
 from lockstep.cli.study import TO_GO_ON, empty_table, read_job, show_number, train_command, until_interrupted
@@ -27,6 +28,7 @@ from lockstep.report.scaling_series import EQUAL_BATCHES
 if TYPE_CHECKING:
     from lockstep.study.step_jobs import StepJobOutcome
 
+FIELDS = ("batch", "fits", "why", "samples_per_second", "step_seconds", "peak_memory_bytes", "memory")  # in JSON
 ENOUGH = 0.95  # fraction of the best throughput
 MEMORY = {"device": "of the GPU's memory", "resident": "resident"}
 
@@ -58,6 +60,8 @@ class BatchCommand:
     where: LaunchOptions = field(default_factory=LaunchOptions)
     out: Path = Path("study/batch.jsonl")
     """File to append the records to."""
+    json: bool = False
+    """Print the results as JSON."""
 
     def __post_init__(self) -> None:
         for flag, value in (("-np", self.workers), ("--first", self.first), ("--steps", self.steps)):
@@ -103,9 +107,11 @@ def _study(command: BatchCommand, job: Sequence[str], jobs: JobSeries, scratch: 
         found[size] = {**about, **_result(size, outcome, command.workers)}
         append_record(command.out, found[size])
         print(_describe(found[size]))
-    _show([found[size] for size in sorted(found)])
-    for line in _verdict(found):
-        print(line)
+    records, verdict = [found[size] for size in sorted(found)], _verdict(found)
+    _show(records)
+    print(*verdict, sep="\n")
+    if command.json:
+        print_json({"rows": [{name: each.get(name) for name in FIELDS} for each in records], "verdict": verdict})
     print(f"recorded in {command.out}")
     return 0
 

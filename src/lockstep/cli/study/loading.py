@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.cli import HELP
+from lockstep.cli.json_output import print_json
 from lockstep.cli.parse import parse
 from lockstep.cli.script import split_at_dashes
 from lockstep.cli.study import empty_table, read_job, show_number
@@ -38,6 +39,8 @@ class LoadingCommand:
     """Seconds per measurement; each is repeated 5 times."""
     out: Path = Path("study/loading.jsonl")
     """File to append the record to."""
+    json: bool = False
+    """Print the results as JSON."""
 
     def __post_init__(self) -> None:
         given = " ".join(map(str, self.processes))
@@ -88,7 +91,11 @@ def main(arguments: Sequence[str]) -> int:
             "seconds": command.seconds,
             "environment": {**describe_machine(1), **describe_commits()},
         }
-        append_record(command.out, {**study.to_mapping(), **settings})
+        record = study.to_mapping()
+        append_record(command.out, {**record, **settings})
+        if command.json:
+            rows = [{**row, "wait_share": study.waits[row["processes"]]} for row in record["pipeline"]]
+            print_json({"rows": rows, "demand": record["demand"], "verdict": record["verdict"]})
     print(f"recorded in {command.out}")
     return 0
 

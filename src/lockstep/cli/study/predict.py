@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.cli.json_output import print_json
 from lockstep.cli.parse import parse
 from lockstep.cli.study import empty_table, parse_counts
 from lockstep.config.flags import Positional, arg
@@ -35,6 +36,8 @@ class StudyPredictCommand:
     """Numbers of workers to predict. Default: 2, 4 and 8 times the largest measured."""
     only: Annotated[str, arg(name="from", metavar="N,N,...")] = ""
     """Numbers of workers to fit to; the others check the fit. Default: all."""
+    json: bool = False
+    """Print the results as JSON."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,10 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     models = list(_fit(found, only))
     if not models:
         raise DataError("no series can be fitted; see the lines above")
-    console = Console()
-    for model in models:
-        larger = [factor * model.series.points[-1].workers for factor in (2, 4, 8)]
-        _show(console, model, [model.predict(workers) for workers in counts or larger])
+    series = [_show(Console(), model, counts) for model in models]
+    if command.json:
+        print_json({"series": series})
     return 0
 
 
@@ -84,39 +86,49 @@ def _fit(found: Iterable[Series], only: Sequence[int]) -> Iterable[Model]:
             print(f"not fitted: {error}", file=sys.stderr)
 
 
-def _show(console: Console, model: Model, predictions: Sequence[Prediction]) -> None:
+def _show(console: Console, model: Model, counts: Sequence[int]) -> dict[str, Any]:
+    """Print a model and its predictions, and return them for `--json`."""
     series = model.series
+    larger = [factor * series.points[-1].workers for factor in (2, 4, 8)]
+    predictions = [model.predict(workers) for workers in counts or larger]
+    table, rows = _points(model, predictions)
     source = f"; {series.source}" if series.source else ""
     title = f"{series.label} ({series.mode} scaling{source})"
     console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    console.print(_points_table(model, predictions))
+    console.print(table)
     terms = ", ".join(f"{name} {value:.4g}" for name, value in zip(TERMS, model.terms, strict=True))
-    doubts = cautions(series.mode, series.points)
-    for line in [f"fitted terms ({model.unit}): {terms}", *_notes(predictions), *model.remarks, *doubts]:
+    lines = [f"fitted terms ({model.unit}): {terms}", *_notes(predictions), *model.remarks]
+    lines += cautions(series.mode, series.points)
+    for line in lines:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
     console.print()
+    return {"label": series.label, "mode": series.mode, "rows": rows, "verdict": lines}
 
 
-def _points_table(model: Model, predictions: Sequence[Prediction]) -> Table:
-    series = model.series
+def _points(model: Model, predictions: Sequence[Prediction]) -> tuple[Table, list[dict[str, Any]]]:
+    """Return the measured and predicted points as a table, and for `--json`."""
+    series, name, rows = model.series, model.series.rate_name, list[dict[str, Any]]()
     interval = f"{100 * LEVEL:g} % interval"
     table = empty_table("", ("workers", f"measured {series.rate_unit}", "model", interval, "error", "efficiency"))
     measured = {point.workers: point for point in series.points}
     predicted = {prediction.workers: prediction for prediction in predictions}
     for workers in sorted(measured.keys() | predicted.keys()):
         prediction = predicted.get(workers) or model.predict(workers)
-        point, rate = measured.get(workers), prediction.images_per_second
+        point, (_, rate, low, high, *_) = measured.get(workers), prediction
         efficiency = point.images_per_second / workers / series.base_rate if point else prediction.efficiency
+        error = rate / point.images_per_second - 1 if point else None
         table.add_row(
             str(workers),
             _measured(point) if point else "",
             _amount(rate),
-            _range(prediction.low, prediction.high) if prediction.low and prediction.high else "-",
-            f"{100 * (rate / point.images_per_second - 1):+.1f} %" if point else "",
+            _range(low, high) if low and high else "-",
+            "" if error is None else f"{100 * error:+.1f} %",
             f"{efficiency:.2f}" if efficiency >= 0.1 else f"{efficiency:.2g}",
             style="" if point else "bold",
         )
-    return table
+        row = {"workers": workers, f"measured_{name}": point and point.images_per_second, name: rate}
+        rows.append({**row, f"low_{name}": low, f"high_{name}": high, "error": error, "efficiency": efficiency})
+    return table, rows
 
 
 def _amount(rate: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.cli.json_output import print_json
 from lockstep.cli.parse import parse, parse_train
 from lockstep.cli.run import split
 from lockstep.cli.study import (
@@ -33,6 +34,7 @@ from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.report.read_steps import explain_studies
 from lockstep.report.scaling_series import (
+    QUARTILES,
     THRESHOLD,
     MeasuredPoint,
     Series,
@@ -76,7 +78,7 @@ class ScalingCommand:
     own_workers: bool = False
     """The program starts its {np} workers itself, such as by mp.spawn."""
     repeats: int = 3
-    """Measurements per number of workers, each in new processes."""
+    """Measurements per number of workers, in new processes."""
     steps: int = 30
     """Steps per measurement."""
     warmup_steps: int = 5
@@ -88,6 +90,8 @@ class ScalingCommand:
     """Seed of the random order of measurements."""
     out: Path = Path("study/scaling.jsonl")
     """File to append the records to."""
+    json: bool = False
+    """Print the results as JSON."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--repeats", self.repeats), ("--steps", self.steps)):
@@ -186,9 +190,13 @@ def _measure_all(command: ScalingCommand, about: Mapping[str, Any], plans: Plans
     keys = {key_of(describe(point)) for point in points}
     records = read_records(command.out)
     measured = [record for record in records if key_of(record) in keys and "failed" not in record]
-    show_scaling(measured, {point.workers: about_plan(plan) for point, plan in plans.items()}, command.threshold)
-    for name, verdict in explain_studies(measured).items():
+    jobs_by_size = {point.workers: about_plan(plan) for point, plan in plans.items()}
+    series, verdicts = show_scaling(measured, jobs_by_size, command.threshold), explain_studies(measured)
+    for name, verdict in verdicts.items():
         print(f"{name}:", *verdict.lines, sep="\n")
+    if command.json:
+        bounds = [{"name": name, **verdict.to_mapping()} for name, verdict in verdicts.items()]
+        print_json({"series": series, "bounds": bounds})
     print(f"recorded in {command.out}")
     return code
 
@@ -227,17 +235,32 @@ def _measure(point: StepPoint, plan: JobPlan, jobs: JobSeries, about: Mapping[st
     return outcome
 
 
-def show_scaling(records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> None:
-    """Print the medians over the repeats, by mode and number of workers; `jobs` has the nodes and threads of each."""
-    console = Console()
+def show_scaling(
+    records: Sequence[Mapping[str, Any]], jobs: Mapping[int, Mapping[str, Any]], threshold: float
+) -> list[dict[str, Any]]:
+    """Print, and return for `--json`, the medians over the repeats; `jobs` has each size's nodes and threads."""
+    console, shown = Console(), list[dict[str, Any]]()
     found = sorted(series_of(records)[0], key=lambda series: series.mode)
     has_strong = any(series.mode == "strong" for series in found)
     for series in found:
         points = series.points
         if len(points) > 1 or series.mode == "strong" or not has_strong:
-            lines = filter(None, (judge(points, threshold), *cautions(series.mode, points)))
-            energy = (f"energy that is not counted: {line}" for line in series.unread)
-            console.print(_throughput(series, jobs, threshold), *lines, *energy, _split(points), sep="\n")
+            lines = [*filter(None, (judge(points, threshold), *cautions(series.mode, points)))]
+            lines += [f"energy that is not counted: {line}" for line in series.unread]
+            console.print(_throughput(series, jobs, threshold), *lines, _split(points), sep="\n")
+            rows = [_row(series, point, jobs[point.workers]) for point in points]
+            shown.append({"label": series.label, "mode": series.mode, "rows": rows, "verdict": lines})
+    return shown
+
+
+def _row(series: Series, point: MeasuredPoint, job: Mapping[str, Any]) -> dict[str, Any]:
+    name, efficiency = series.rate_name, efficiencies(series.points)[point.workers]
+    rates = {name: point.images_per_second, f"min_{name}": min(point.rates), f"max_{name}": max(point.rates)}
+    shares = {"speedup": efficiency * point.workers / series.points[0].workers, "efficiency": efficiency}
+    energy = {f"joules_per_{name.removesuffix('s_per_second')}": series.joules_per_sample(point)}
+    times = {"step_seconds": dict(zip(QUARTILES, point.step_seconds, strict=True)), "split_seconds": point.split}
+    mean = point.mean_step_seconds
+    return {"workers": point.workers, **job, **rates, **shares, **energy, **times, "mean_step_seconds": mean}
 
 
 def _throughput(series: Series, jobs: Mapping[int, Mapping[str, Any]], threshold: float) -> Table:

@@ -49,6 +49,18 @@ def test_a_fit_to_some_points_shows_its_errors_at_the_others(capsys: pytest.Capt
     assert "- fitted only to 4, 8 and 16 workers; the other points are for checking" in lines
 
 
+def test_json_has_the_rows_of_the_table_and_its_notes(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "predict", "--json", str(PUBLISHED), "--from", "4,8,16", "--np", "256"]) == 0
+    printed = capfd.readouterr()
+    series = next(each for each in json.loads(printed.out)["series"] if each["label"].endswith("V100"))
+    measured, predicted = (next(row for row in series["rows"] if row["workers"] == size) for size in (64, 256))
+    expected = {"images_per_second": 40_236, "low_images_per_second": 34_689, "high_images_per_second": 46_670}
+    expected |= {"workers": 64, "measured_images_per_second": 37_488, "error": 0.073, "efficiency": 0.80}
+    assert measured == pytest.approx(expected, rel=0.01)
+    assert predicted["measured_images_per_second"] is predicted["error"] is None
+    assert all(f"- {line}" in printed.err for line in series["verdict"])
+
+
 def test_the_study_s_own_file_and_larger_counts_are_the_default(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = {1: (100, 102, 98), 2: (195, 190, 200), 4: (380, 384, 376)}
     points = [_point(n, rate, repeat=repeat) for n, some in rates.items() for repeat, rate in enumerate(some)]

@@ -49,10 +49,18 @@ def test_constant_steps_of_weak_scaling_have_an_efficiency_of_1(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     records = [_program(workers, samples) for workers in (1, 2, 3)]
-    show_scaling(records, {workers: {"nodes": 1, "threads": 1} for workers in (1, 2, 3)}, 0.75)
+    (series,) = show_scaling(records, {workers: {"nodes": 1, "threads": 1} for workers in (1, 2, 3)}, 0.75)
+    name = unit.replace("-", "_").replace("/s", "_per_second")
+    rate = samples or 1.0
+    assert [(row["workers"], row[name], row[f"min_{name}"], row["speedup"]) for row in series["rows"]] == [
+        (workers, pytest.approx(10 * rate * workers), pytest.approx(10 * rate * workers), pytest.approx(workers))
+        for workers in (1, 2, 3)
+    ]
+    assert series["rows"][0] | {"efficiency": 1.0, "nodes": 1, "threads": 1} == series["rows"][0]
     table = capsys.readouterr().out
     assert unit in table
     assert "The efficiency is at least 75 % up to 3 workers." in table
+    assert "The efficiency is at least 75 % up to 3 workers." in series["verdict"]
     for workers in (1, 2, 3):
         assert [f"{workers}.00", "100", "%"] in [line.split()[-3:] for line in table.splitlines()]
     file = tmp_path / "scaling.jsonl"
@@ -89,7 +97,10 @@ def test_a_part_that_is_not_measured_with_all_counts_is_a_dash(
     seconds = {"low": 0.001, "median": 0.002, "high": 0.1}
     splits = {1: {"backward": 0.0015, "communication_exposed": 0.0}, 2: {"backward": 0.012}}  # as with PowerSGD
     records = [record(count, 90.0, step_seconds=seconds, split_seconds=split) for count, split in splits.items()]
-    show_scaling(records, {count: {"nodes": 1, "threads": 4} for count in splits}, 0.75)
+    (series,) = show_scaling(records, {count: {"nodes": 1, "threads": 4} for count in splits}, 0.75)
+    first, last = series["rows"]
+    assert (first["split_seconds"], last["split_seconds"], last["step_seconds"]) == (splits[1], splits[2], seconds)
+    assert (last["efficiency"], last["mean_step_seconds"], last["joules_per_image"]) == (0.5, 0.012, None)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["2", "1", "4", "90", "90", "to", "90", "1.00", "50", "%", "*"] in rows
     assert ["1", "1.00–100", "1.50", "1.50", "0.00"] in rows
