@@ -65,7 +65,7 @@ def _to_mappings(workers: Sequence[tuple[str, WorkerState]]) -> list[dict[str, A
     """Return the groups of workers for programs, each stack with its innermost frame first."""
     hosts = {state.rank: host for host, state in workers}
     groups = grouped([state for _, state in workers])
-    return [{**asdict(group), "hosts": sorted({hosts[rank] for rank in group.ranks})} for group in groups]
+    return [{**asdict(group), "hosts": sorted({hosts[rank] for rank in group.ranks} - {""})} for group in groups]
 
 
 def _print_job(title: str, workers: Sequence[tuple[str, WorkerState]], most_frames: int | None) -> None:

@@ -41,6 +41,8 @@ def test_launcher_that_does_not_respond_does_not_hide_others(
     jobs |= {5: [], 6: [("", WorkerState(0, pid=12))]}
     assert main(["stacks"]) == 0
     assert capsys.readouterr().out.startswith("launcher 5 does not respond: timed out\n\njob 6 · process 6\n")
+    assert main(["stacks", "6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"][0]["hosts"] == []
     assert main(["stacks", "5"]) != 0
     assert capsys.readouterr().err == "lockstep stacks: error: launcher 5 does not respond: timed out\n"
 
