@@ -205,7 +205,7 @@ def _alternate(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
 
 
 def _in_turn(a: Job, b: Job) -> Interval | None:
-    """Return the difference between neighboring runs in turn, however slowly the machine's speed changes meanwhile.
+    """Return the difference between neighboring runs in turn, however slowly the machine's speed changes.
 
     It contains that of runs of B from those just before and from those just after; None if there are too few.
     """
