@@ -14,11 +14,13 @@ import select
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+PART = 3000  # bytes: with the rest of the line less than PIPE_BUF, up to which a pipe takes a line as a whole
 GONE = (errno.EPIPE, errno.EIO)  # the reader is gone, which needs no message
 
 
@@ -54,10 +56,26 @@ def put(stream: TextIO, data: bytes) -> str:
 
 
 def send_line(mark: str, content: Any) -> None:
-    """Print content as one line of JSON that begins with a mark, even if the program has redirected its output."""
+    """Print content as JSON in marked lines, even if the program has redirected its output.
+
+    The lines are short, so that nothing else that the program prints can be within one.
+    """
     with suppress(Exception):
         sys.stdout.flush()
-    os.write(1, f"\n{mark}{json.dumps(content)}\n".encode())
+    text, name = json.dumps(content), os.urandom(4).hex()
+    for start in range(0, len(text), PART):
+        more = "+" if start + PART < len(text) else "."
+        os.write(1, f"\n{mark}{name}{more}{text[start : start + PART]}\n".encode())
+
+
+def received(lines: Iterable[str], mark: str) -> list[Any]:
+    """Return the contents that workers have sent completely by `send_line`, given the lines of all."""
+    parts, found = defaultdict[str, str](str), []
+    for text in (line.removeprefix(mark) for line in lines if line.startswith(mark)):
+        parts[text[:8]] += text[9:]
+        if text[8:9] == ".":
+            found.append(json.loads(parts.pop(text[:8])))
+    return found
 
 
 def has_terminal() -> bool:

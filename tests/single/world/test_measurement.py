@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from lockstep.diagnosis import FOLDER, flight_recorder
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, parts_of
 from lockstep.energy.counters import EnergyCounter
+from lockstep.files.output import received
 from lockstep.energy.meter import EnergyMeter
 from lockstep.world import accelerator, measurement
 from lockstep.world.measurement import Measurement
@@ -60,8 +60,7 @@ class Worker:
 
     @property
     def sent(self) -> list[dict[str, Any]]:
-        lines = self._capfd.readouterr().out.splitlines()
-        return [json.loads(line.removeprefix(RESULT_MARK)) for line in lines if line.startswith(RESULT_MARK)]
+        return received(self._capfd.readouterr().out.splitlines(), RESULT_MARK)
 
     def run(self, measured: Measurement, ends: list[float], after_loaders: set[int]) -> None:
         """End steps at these times; a loader ends before those in `after_loaders`.

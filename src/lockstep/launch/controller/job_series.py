@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
+from lockstep.files.output import received
 from lockstep.launch.controller.job_outcome import JobEnd
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.remote_node import NodePool
@@ -82,4 +82,4 @@ def collect(jobs: JobSeries, plan: JobPlan, mark: str) -> tuple[int, list[Any], 
         out.flush()
         errors.flush()
         lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
-    return code, [json.loads(line.removeprefix(mark)) for line in lines.splitlines() if line.startswith(mark)], rest
+    return code, received(lines.split("\n"), mark), rest
