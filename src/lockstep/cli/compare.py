@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lockstep.report.comparison import Comparison
 
 SLOWER = 11  # exit code if B is certainly slower than allowed
-UNCLEAR = 12  # if that cannot be said
+UNCLEAR = 12  # if that cannot be said, such as of what B lacks
 AGAIN = "run A and B in turn, at least 5 times each (docs/howto/studies.md#compare-two-runs)"
 
 
@@ -66,16 +66,19 @@ def main(arguments: Sequence[str]) -> int:
     a, b = read_sides([command.a, command.b], lambda text: say(printable(f"lockstep compare: warning: {text}")))
     found = {name: compare(runs, b.runs[name]) for name, runs in a.runs.items() if name in b.runs}
     facts = differing(a.facts, b.facts)
+    alone = {"A": sorted(a.runs.keys() - b.runs), "B": sorted(b.runs.keys() - a.runs)}
     if command.json:
         results = {name: {"verdict": each.verdict, **asdict(each)} for name, each in found.items()}
-        print(json.dumps({"results": results, "differing": facts}))
+        print(json.dumps({"results": results, "differing": facts, "only_in": alone}))
     else:
         for name, each in found.items():
             print(*([f"{name}:"] if name else []), *_lines(each), sep="\n")
+        for side, names in alone.items():
+            print(f"only in {side}, so not compared: {'; '.join(names)}\n" if names else "", end="")
         print("what differs:" if facts else "no recorded setting or version differs")
         for name, (first, second) in facts.items():
             print(printable(f"  {name}: {first} -> {second}"))
-    if limit is None or all(each.interval.high <= limit for each in found.values()):
+    if limit is None or (not alone["A"] and all(each.interval.high <= limit for each in found.values())):
         return 0
     return SLOWER if any(each.interval.low > limit for each in found.values()) else UNCLEAR
 

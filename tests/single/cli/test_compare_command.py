@@ -136,6 +136,15 @@ def test_studies_are_compared_where_both_measured(tmp_path: Path, capsys: pytest
     assert lines[-1] == "  torch: 2.15.0 -> 2.14.0"
 
 
+def test_what_only_one_study_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """B may lack it because its job failed, so a limit is not kept for sure."""
+    large = _study(tmp_path / "a.jsonl", {1: 0.010, 2: 0.010, 4: 0.010})
+    small = _study(tmp_path / "b.jsonl", {1: 0.010, 2: 0.010})
+    for a, b, side, code in ((large, small, "A", 12), (small, large, "B", 0)):
+        assert main(["compare", str(a), str(b), "--max-slowdown", "5%"]) == code
+        assert f"only in {side}, so not compared: 4 workers, weak scaling" in capsys.readouterr().out.splitlines()
+
+
 def test_records_without_parts_and_steps_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"kind": "scaling", "modes": ["weak"], "workers": 1, "label": "GPT-2"}
     for name in "ab":
