@@ -43,6 +43,7 @@ def run_observed(
     if not observes or is_training(command):
         return run({OBSERVE: "", **({} if observes else {REPORT: "0"})}, None)
     steps, code = JobSteps(command, folder), None
+    steps.where = {"folder": os.getcwd()}
     try:
         code = run({OBSERVE: str(folder.absolute()) if folder else "1"}, steps)
     finally:

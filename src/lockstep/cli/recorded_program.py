@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from statistics import median
 
 from lockstep.cli.parse import TrainCommand, parse_train, read
 from lockstep.cli.run import RunCommand, split
@@ -51,6 +53,9 @@ def recorded_program(run: Run, typed: Sequence[str]) -> RecordedProgram:
         ConfigError: The records do not show how it was started, or it cannot be started in that way again.
     """
     workers, hosts = count(run.start, "workers") or 1, count(run.start, "hosts") or 1
+    folder = text(run.start, "folder") or text(run.environment, "folder")
+    if folder and not typed and Path(folder) != Path.cwd():
+        raise ConfigError(f"{FLAG} starts the program where it was started; first: cd {shlex.quote(folder)}")
     if program := text(run.start, "program"):
         started = shlex.split(text(run.start, "command") or "")
         at = next((place for place, word in enumerate(started[:4]) if word == "run"), None)
@@ -72,19 +77,18 @@ def _batch(run: Run, words: Sequence[str], workers: int) -> int | None:
     samples, steps = (run.steps.get(name) for name in ("images_per_second", "steps_per_second"))
     if not samples or not steps:
         raise ConfigError(f"{BATCH}: the records do not show the samples of a step; leave it out")
-    return max(1, round(samples.values[-1] / steps.values[-1] / workers))
+    rate, every = (median(filter(isfinite, each.values)) for each in (samples, steps))  # the last batch may be smaller
+    return max(1, round(rate / every / workers))
 
 
 def _training(run: Run, typed: Sequence[str], workers: int, hosts: int) -> RecordedProgram:
-    started, folder = texts(run.environment, "command"), text(run.environment, "folder")
+    started = texts(run.environment, "command")
     if not is_training(started):
         raise ConfigError(
             f"{FLAG} is for `lockstep train` and programs with records from --observe-dir; {run.path} has neither's"
         )
     if typed:
         raise ConfigError(f"{FLAG} repeats {run.path} by its recorded flags; leave out {shlex.join(typed)}")
-    if folder and Path(folder) != Path.cwd():
-        raise ConfigError(f"{FLAG} starts the run where it was started; first: cd {shlex.quote(folder)}")
     kept = shlex.split(without_beginning(shlex.join(started)))
     flags = translate(kept[kept.index("train") + 1 :], TrainCommand).arguments
     command = parse_train(flags)

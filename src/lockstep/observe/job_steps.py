@@ -41,6 +41,7 @@ class JobSteps:
     Attributes:
         kept: The last `run` record and the newest others, also without a folder.
         stragglers, findings: All of these records' fields.
+        where: For `run` records, the `folder` in which the program was started, if it is known.
     """
 
     def __init__(self, program: Sequence[str], folder: Path | None = None, record_seconds: float = 1.0) -> None:
@@ -51,7 +52,7 @@ class JobSteps:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"folder of records {folder}: {error.strerror}") from None
-        self._program = shlex.join(program)
+        self._program, self.where = shlex.join(program), dict[str, str]()
         self._folder, self._record_seconds = folder, record_seconds
         self._writer: RecordWriter | None = None
         self.kept: list[Mapping[str, Any]] = []
@@ -87,7 +88,7 @@ class JobSteps:
                 self._give_up(error)
         self._expect(hosts)
         about = {"workers": len(hosts), "hosts": len(set(hosts)), "program": self._program, "command": typed_command()}
-        self._record("run", about)
+        self._record("run", about | self.where)
 
     def add(self, processes: Sequence[ProcessSteps], oversubscribed: bool) -> None:
         """Add steps of workers of a host, which may be oversubscribed: name slow workers, and write a record if due."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from dataclasses import replace
@@ -157,8 +158,15 @@ def test_a_program_is_started_as_it_was(command: str, hosts: str | None) -> None
 
 
 def test_a_typed_command_may_have_the_batch() -> None:
-    found = recorded_program(_run("lockstep run"), ("python", "train.py", "-b", "{batch}"))
+    found = recorded_program(_run("lockstep run", folder="/elsewhere"), ("python", "train.py", "-b", "{batch}"))
     assert (found.words[-1], found.batch) == ("{batch}", 8)
+
+
+def test_the_last_batch_of_an_epoch_is_not_the_usual_one() -> None:
+    run = _run("lockstep run")
+    rates = {"images_per_second": [160.0, 160.0, math.nan, 40.0], "steps_per_second": [10.0] * 4}
+    run = replace(run, steps={name: Curve(*[range(4)] * 3, values) for name, values in rates.items()})
+    assert recorded_program(run, ("python", "{batch}")).batch == 8
 
 
 def test_a_run_of_the_trainer_is_repeated_by_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,6 +190,7 @@ REFUSED = {
         "is for `lockstep train`",
     ),
     "another folder": (Run(Path("runs/a"), "a", environment=ELSEWHERE_RUN), (), "first: cd /elsewhere"),
+    "another folder of a program": (_run("lockstep run", folder="/elsewhere"), (), "first: cd /elsewhere"),
     "another command": (Run(Path("runs/a"), "a", environment=ELSEWHERE_RUN), ("python",), "leave out python"),
 }
 
