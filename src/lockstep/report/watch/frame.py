@@ -114,7 +114,8 @@ def _curves(view: RunView, width: int) -> list[Text]:
     for figure, (label, show) in CURVES.items():
         curves = {split: curve for split in SPLITS if (curve := view.metrics.curve(figure, split))}
         for number, (split, curve) in enumerate(curves.items()):
-            latest, extent = f"{split:5} {show(curve[-1]):>8}  ", f"  {show(min(curve))} to {show(max(curve))}"
+            value = "NaN" if view.metrics.is_nan(figure, split) else show(curve[-1])
+            latest, extent = f"{split:5} {value:>8}  ", f"  {show(min(curve))} to {show(max(curve))}"
             drawn = sparkline(curve, max(8, min(60, width - LABEL - len(latest) - len(extent))))
             heading = (f"{'' if number else label:{LABEL}}", "bold")
             lines.append(Text.assemble(heading, latest, (drawn, SPLITS[split]), (extent, QUIET)))

@@ -22,20 +22,29 @@ class Metrics(RunRecords):
         self.planned_epochs = count(config, "epochs") or None
         self._max_steps = count(config, "max_steps")
         self._evaluated_step: int | None = None  # in the last session
+        self._newest: dict[Split, Record] = {}
 
     def begin_session(self, record: Record) -> None:
         super().begin_session(record)
         self._evaluated_step = None
 
+    def take_step(self, position: Position, record: Record) -> None:
+        super().take_step(position, record)
+        self._newest["train"] = record
+
     def take_epoch(self, split: Split, position: Position, record: Record) -> None:
         super().take_epoch(split, position, record)
         if split == "val":
-            self._evaluated_step = self.step
+            self._evaluated_step, self._newest["val"] = self.step, record
 
     def curve(self, figure: str, split: Split) -> list[float]:
         """Return the values of a figure so far; of training, those of the `step` records."""
         columns = self.steps if split == "train" else self.epochs["val"]
         return [value for _, value in columns.points(figure)]
+
+    def is_nan(self, figure: str, split: Split) -> bool:
+        """Whether a figure is NaN or infinite, which records have as null, in the newest record."""
+        return self._newest.get(split, {}).get(figure, 0) is None
 
     @property
     def ending(self) -> str:

@@ -67,6 +67,19 @@ def test_frame_without_accuracies_has_no_empty_chart(
     assert "samples/s" in frame
 
 
+def test_a_loss_that_has_become_nan_is_named(
+    new_run: NewRun, records: Callable[[int], list[dict[str, Any]]], write: Callable[..., None]
+) -> None:
+    """Records have null for it; the last number is not the latest loss."""
+    run = new_run(2)
+    write(run / "metrics.jsonl", [{**each, "loss": None} for each in records(3)[-3:]], "a")
+    frame = _draw(run)
+    assert "train      NaN" in frame
+    assert "val        NaN" in frame
+    write(run / "metrics.jsonl", records(3)[-3:], "a")
+    assert "NaN" not in _draw(run)
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_frame_fits_every_terminal_with_the_essentials_first(new_run: NewRun, width: int, height: int) -> None:
     run = new_run(2)
