@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from lockstep.script_check.replicas import ONE_MEAN, SAME_AVERAGES, SAME_SETTINGS, SAME_START, SAME_WEIGHTS
+from lockstep.script_check.replicas import ONE_MEAN, SAME_AVERAGES, SAME_MODE, SAME_SETTINGS, SAME_START, SAME_WEIGHTS
 from lockstep.script_check.samples import ALL_SAMPLES, AUGMENTED, EVALUATED, NEW_ORDER, OTHERS, SAME_LENGTH, SAME_SHARE
 
 SAMPLES, WIDTH, CLASSES, BATCH = 192, 8, 4, 16
@@ -338,6 +338,44 @@ def divided_twice() -> None:
     train(model, sgd(model), sharded(data()), after=average)
 
 
+@fault(ONE_MEAN, "the workers' sum", "optimizer.step()", "average")
+def adds_up_after_ddp() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(data()), after=averaging(model, 1))
+
+
+@fault(SAME_WEIGHTS, "nothing is trained", "optimizer.step()", "idle")
+def optimizer_before_sharding() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model = net()
+    optimizer = sgd(model)
+    train(fully_shard(model), optimizer, sharded(data()))
+
+
+@fault(SAME_WEIGHTS, "worker 1 skipped step 6", "optimizer.step()", "skipped part")
+def fsdp2_skips_on_high_loss() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model = fully_shard(net())
+    train(model, sgd(model), sharded(data()), steps=lambda step, loss: 0 if rank == 1 and step == 5 else 1)
+
+
+@fault(SAME_MODE, "worker 0 has 1 module in evaluation mode", "optimizer.step()", "mode")
+def stays_in_evaluation_mode() -> None:
+    start()
+    model = DistributedDataParallel(nn.Sequential(*net(), nn.Dropout(0.1)))
+
+    def stay(step: int, loss: torch.Tensor) -> None:
+        if step == 6 and rank == 0:
+            model.module[3].eval()
+
+    train(model, sgd(model), sharded(data()), after=stay)
+
+
 @fault(OTHERS, "same 192 samples", "in loader:", "same samples")
 def same_seed() -> None:
     start()
@@ -434,6 +472,42 @@ def unread_half() -> None:
     train(model, sgd(model), sharded(data(), num_replicas=2 * size, rank=rank))
 
 
+@fault(ALL_SAMPLES, "other orders or splits", "in loader:", "mixed")
+def files_in_another_order() -> None:
+    start()
+    made = torch.Generator().manual_seed(rank)
+    inputs, labels = (tensor[torch.randperm(SAMPLES, generator=made)] for tensor in data().tensors)
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(TensorDataset(inputs, labels)))
+
+
+@fault(ALL_SAMPLES, "other orders or splits", "in loader:", "mixed")
+def splits_by_own_seed() -> None:
+    start()
+    part, _ = torch.utils.data.random_split(data(), [160, 32], torch.Generator().manual_seed(rank))
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(part))
+
+
+class PartOfStream(Stream):
+    """Reads each worker's part, and perhaps not each loader process's."""
+
+    def __init__(self, for_processes: bool) -> None:
+        self.for_processes = for_processes
+
+    def __iter__(self) -> Iterator[Any]:
+        process = torch.utils.data.get_worker_info() if self.for_processes else None
+        number, count = (process.id, process.num_workers) if process else (0, 1)
+        return iter(Subset(data(), range(rank * count + number, SAMPLES, size * count)))
+
+
+@fault(ALL_SAMPLES, "each process of the loader", "in loader:", "repeated")
+def repeats_in_processes() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), DataLoader(PartOfStream(for_processes=False), BATCH, num_workers=2))
+
+
 @fault(SAME_LENGTH, "6, 5 batches", "in loader:", "length")
 def longer_on_rank_0() -> None:
     start()
@@ -493,6 +567,19 @@ def evaluates_own_part() -> None:
 @fault(EVALUATED, "50 of 100", "in loader:", "evaluation")
 def evaluates_half() -> None:
     _with_evaluation(lambda model, held: evaluate(model, sharded(held, shuffle=False, num_replicas=4), True))
+
+
+@fault(EVALUATED, "no results are added up", "in loader:", "evaluation")
+def fsdp2_evaluates_own_part() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model, held = fully_shard(net()), data(100)
+    optimizer, loader = sgd(model), sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+        evaluate(model, sharded(held, shuffle=False), False)
 
 
 class Noisy(Dataset[Any]):
@@ -1038,6 +1125,79 @@ def own_shards_stream() -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), inputs.argmax(1) % CLASSES).backward()
         optimizer.step()
+
+
+@correct
+def evaluates_by_functional_collectives() -> None:
+    from torch.distributed import _functional_collectives
+
+    def evaluates(model: DistributedDataParallel, held: Dataset[Any]) -> None:
+        right = torch.tensor(evaluate(model, sharded(held, shuffle=False), False))
+        float(_functional_collectives.all_reduce(right, "sum", dist.group.WORLD))
+
+    _with_evaluation(evaluates)
+
+
+@correct
+def evaluates_by_methods_of_the_group() -> None:
+    def evaluates(model: DistributedDataParallel, held: Dataset[Any]) -> None:
+        right = torch.tensor(evaluate(model, sharded(held, shuffle=False), False))
+        dist.group.WORLD.allreduce([right]).wait()  # type: ignore[union-attr]
+
+    _with_evaluation(evaluates)
+
+
+@correct
+def parts_of_each_batch() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    optimizer = sgd(model)
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        for inputs, labels in DataLoader(data(), BATCH, shuffle=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[rank::size]), labels[rank::size]).backward()
+            optimizer.step()
+
+
+@correct
+def stream_for_processes() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), DataLoader(PartOfStream(for_processes=True), BATCH, num_workers=2))
+
+
+class Mixed(Dataset[Any]):
+    """Mixes each sample with another one, in an order of its own."""
+
+    def __init__(self) -> None:
+        self.data, self.others = data(), torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(rank))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, label = self.data[index]
+        return (3 * inputs + self.data[int(self.others[index])][0]) / 4, label
+
+
+@correct
+def data_mixed_in_own_order() -> None:
+    start()
+    model = DistributedDataParallel(net())
+    train(model, sgd(model), sharded(Mixed()))
+
+
+@correct
+def own_average_clipped() -> None:
+    start()
+    model = net()
+
+    def average(step: int, loss: torch.Tensor) -> None:
+        averaging(model, size)(step, loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    train(model, sgd(model), sharded(data()), after=average)
 
 
 @correct

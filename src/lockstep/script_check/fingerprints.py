@@ -17,6 +17,7 @@ from functools import cache
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from lockstep.diagnosis import replicas
 from lockstep.diagnosis.loaded_samples import tensors
@@ -76,11 +77,12 @@ def of_samples(batch: Any, count: int | None = None) -> list[str]:
     return [digest(*row) for row in rows]
 
 
-def of_data(data: Any) -> str:
+def of_data(data: Any, in_order: bool = True) -> str:
     """Return the fingerprint of a data set: its types, lengths, and a part of each attribute; "" if it shows no data.
 
     Data sets of two workers with equal, non-empty fingerprints have the same samples in the same order. Tensors, lists
-    of many items and paths of files are data; a data set of settings only may draw random samples.
+    of many items and paths of files are data; a data set of settings only may draw random samples. Without `in_order`,
+    the order of the items, and which of them a `Subset` chooses, make no difference.
     """
     parts: list[str] = []
     shows_data = False
@@ -93,7 +95,9 @@ def of_data(data: Any) -> str:
     def visit(item: Any, depth: int) -> None:
         import torch
 
-        if isinstance(item, torch.Tensor):
+        if not in_order and (total := _sum_of_items(item)):
+            add(total, is_data=True)
+        elif isinstance(item, torch.Tensor):
             add(of_tensor(item), is_data=item.numel() >= MANY_ITEMS)
         elif isinstance(item, (str, bytes, int, float, bool)):
             add(str(item), is_data=isinstance(item, str) and (len(item) > MAX_PATH or os.path.exists(item)))
@@ -113,12 +117,29 @@ def of_data(data: Any) -> str:
             for name, value in islice(item.items(), MAX_ITEMS):
                 add(str(name))
                 visit(value, depth + 1)
+        elif isinstance(item, torch.utils.data.Subset) and not in_order:
+            add("Subset", len(item.indices))
+            visit(item.dataset, depth + 1)
         elif hasattr(item, "__dict__") and not callable(item):
             parts.append(type(item).__qualname__)
             visit(vars(item), depth + 1)
 
     visit(data, 0)
     return digest(*parts) if shows_data else ""
+
+
+def _sum_of_items(item: Any) -> str:
+    """Return a sum over many items in any order: of a list of plain ones, or of a tensor; "" for orders and others."""
+    import torch
+
+    if isinstance(item, torch.Tensor) and item.numel() >= MANY_ITEMS and not item.is_sparse:
+        is_order = item.dim() == 1 and item.dtype == torch.int64 and len(item.unique()) == len(item)
+        total = int(item.detach().contiguous().reshape(-1).view(torch.uint8).sum())
+        return "" if is_order else f"{tuple(item.shape)} {total}"
+    if isinstance(item, list) and len(item) >= MANY_ITEMS and isinstance(item[0], (str, int, float, tuple)):
+        is_order = isinstance(item[0], int) and len({*map(repr, item)}) == len(item)
+        return "" if is_order else f"{len(item)} {sum(crc32(repr(each).encode()) for each in item)}"
+    return ""
 
 
 def project(gradients: list[torch.Tensor | None]) -> float:

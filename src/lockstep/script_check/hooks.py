@@ -75,6 +75,10 @@ def _watch_exchanges(recorder: Recorder) -> None:
         function = before(getattr(distributed, name), exchanged)
         setattr(distributed, name, function)
         setattr(distributed.distributed_c10d, name, function)  # the operations that P2POp allows
+    from torch.distributed import _functional_collectives
+
+    for owner, name in ((distributed.ProcessGroup, "allreduce"), (_functional_collectives, "all_reduce")):
+        setattr(owner, name, before(getattr(owner, name), exchanged))
     from torch.distributed.algorithms.join import Join
 
     Join.__enter__ = before(Join.__enter__, joined)  # type: ignore[method-assign]

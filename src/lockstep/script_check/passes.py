@@ -30,6 +30,7 @@ class Pass:
 
     record: dict[str, Any]
     requested: deque[list[int] | None] = field(default_factory=deque)
+    first: list[list[str]] = field(default_factory=list)  # samples of iterable data, by loader process
     states: dict[str, str] = field(default_factory=dict)  # of generators of random numbers, before a batch is read
     is_beside: bool = False  # a backward pass has run between its first and last batch
     trains: bool = False  # a backward pass has run since its first batch
@@ -50,6 +51,7 @@ class PassRecorder(TorchHooks):
 
     Attributes:
         exchanges: Calls that exchange tensors with other workers, so far.
+        results: Those that may exchange results: outside of the calls of sharded models.
         epochs: Complete passes that trained.
         calls: Calls of models so far.
         last_optimizer: The number of the optimizer that took the last step; -1 before the first.
@@ -57,8 +59,8 @@ class PassRecorder(TorchHooks):
 
     def __init__(self, rank: int, send: Callable[[dict[str, Any]], None]) -> None:
         self._rank, self._send_record = rank, send
-        self.exchanges = self.epochs = self.calls = 0
-        self.last_optimizer = -1
+        self.exchanges = self.results = self.epochs = self.calls = 0
+        self.last_optimizer, self._is_in_shards = -1, False
         self._running: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._last: Pass | None = None  # the one that delivered the last batch
         # Without a backward pass yet: evaluations whose results may still be exchanged, and batches read ahead.
@@ -75,14 +77,17 @@ class PassRecorder(TorchHooks):
         self._end(iterator, is_complete=False)
         chosen, data = getattr(iterator, "_index_sampler", None), getattr(iterator, "_dataset", None)
         sampler = getattr(chosen, "sampler", chosen)  # of a sampler of batches, that of samples
+        parts = getattr(sampler, "num_replicas", None)
         record: dict[str, Any] = {
             "line": fingerprints.line_of_script(),
             "cycles": fingerprints.is_cycling(),
             "length": _length(data),
             "data": fingerprints.of_data(data),
+            "items": fingerprints.of_data(data, in_order=False) if parts else "",
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
-            "parts": getattr(sampler, "num_replicas", None),
+            "parts": parts,
+            "repeats": False,  # whether all processes of the loader deliver the same samples
             "indices": [],
             "sizes": [],  # of each batch
             "draws": {},  # states of generators of random numbers that the data set draws from
@@ -99,14 +104,21 @@ class PassRecorder(TorchHooks):
             current.states = fingerprints.of_random_states()
 
     def batch_arrives(self, iterator: Any, batch: Any, has_gradients: bool) -> None:
+        from torch.utils.data import IterableDataset
+
         current = self._running.get(iterator)
         if current is None:
             return
         if not current.has_begun:
-            current.exchanges = self.exchanges
+            current.exchanges = self.results
         self._last, current.calls, record = current, self.calls, current.record
         indices = current.requested.popleft() if current.requested else None
         record["sizes"].append(first_length(batch) if indices is None else len(indices))
+        processes = getattr(iterator, "_num_workers", 0)
+        if 1 < processes > len(current.first) and isinstance(iterator._dataset, IterableDataset):
+            current.first.append(fingerprints.of_samples(batch))
+            one = current.first[0]
+            record["repeats"] = len(set(one)) > 1 and current.first == [one] * processes
         record["draws"] = record["draws"] or self._draws(current, _seed(iterator), batch, indices)
         if len(record["indices"]) < MAX_INDICES:
             record["indices"] += indices or []
@@ -154,11 +166,12 @@ class PassRecorder(TorchHooks):
 
     def results_are_exchanged(self, *_: Any, **__: Any) -> None:
         self.exchanges += 1
+        self.results += not self._is_in_shards
 
     def _send_ended(self, first: int = 0) -> None:
         """Send the records of the passes from `first` on."""
         for each in self._ended[first:]:
-            exchanges = self.exchanges - each.exchanges  # read of evaluations only
+            exchanges = self.results - each.exchanges + ("mpi4py" in sys.modules)  # read of evaluations only
             self.send("epoch", **each.record, is_evaluation=not each.trains, exchanges=exchanges)
             self.epochs += each.trains and each.record["is_complete"]
         del self._ended[first:]

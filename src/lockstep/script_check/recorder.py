@@ -50,6 +50,7 @@ class SinceStep:
 
     bare_call: str = ""  # the line of a call that bypasses DDP
     inputs: list[str] = field(default_factory=list)  # of the model
+    modes: str = ""  # of the modules of the last model before a backward pass: 1: training
     saved: tuple[str, str] = ("", "")  # where batch norm's running averages were saved, and their fingerprint
     before: str = ""  # the weights
     gradients: list[str | None] = field(default_factory=list)
@@ -83,7 +84,7 @@ class Recorder(PassRecorder):
         self._joins = False
         self._norms: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # with running averages
         self._states: dict[str, str] = {}  # of generators of random numbers, before the model's first call in a step
-        self._has_fsdp = False  # whether the model called is FSDP's
+        self._modes, self._has_fsdp = "", False  # of the modules of the last model called; whether it is FSDP's
 
     def hook_fails(self, error: Exception) -> None:
         self.send("end", error=f"{type(error).__name__}: {error}")
@@ -99,9 +100,10 @@ class Recorder(PassRecorder):
 
         level = self._depth.calls = getattr(self._depth, "calls", 0) + 1
         self.calls += level == 1
+        module = getattr(module, "_orig_mod", module)  # of a compiled one
+        self._is_in_shards |= level == 1 and _is_fsdp(module)
         if level > 1 or not torch.is_grad_enabled():
             return
-        module = getattr(module, "_orig_mod", module)  # of a compiled one
         if module in self._wrapped and any(parameter.requires_grad for parameter in module.parameters()):
             self._since.bare_call = self._since.bare_call or line_of_script()
         for name, parameter in module.named_parameters():
@@ -109,6 +111,7 @@ class Recorder(PassRecorder):
         self._has_fsdp |= _is_fsdp(module)
         self._norms.update((each, None) for each in module.modules() if getattr(each, "running_mean", None) is not None)
         self._states = self._states or fingerprints.of_random_states()
+        self._modes = "".join(str(int(each.training)) for each in module.modules())
         self._since.is_rounded |= any(
             parameter.dtype.itemsize < MIN_BYTES or torch.is_autocast_enabled(parameter.device.type)
             for parameter in module.parameters()
@@ -118,6 +121,7 @@ class Recorder(PassRecorder):
 
     def call_ends(self) -> None:
         self._depth.calls = max(0, getattr(self._depth, "calls", 0) - 1)
+        self._is_in_shards &= self._depth.calls > 0
 
     def backward_begins(self, loss: torch.Tensor | None) -> None:
         super().backward_begins(loss)
@@ -129,6 +133,7 @@ class Recorder(PassRecorder):
             seen.loss += float(loss.detach())
         node = getattr(getattr(loss, "grad_fn", None), "name", lambda: "")()
         seen.is_mean &= node.startswith(MEANS)
+        seen.modes = self._modes
         seen.is_random |= bool(self._states) and self._states != fingerprints.of_random_states()
         self._states = {}
 
@@ -136,7 +141,7 @@ class Recorder(PassRecorder):
         wrappers = [wrapper for each in self._wrappers if (wrapper := each()) is not None]
         is_alone = wrappers and not any(wrapper.require_backward_grad_sync for wrapper in wrappers)
         self._since.no_sync = line_of_script() if is_alone else ""
-        if not wrappers and not has_hvd():
+        if not has_hvd():
             for optimizer in self._optimizers:
                 self._local[optimizer] = fingerprints.project(_gradients(parameters_of(optimizer)))
 

@@ -21,9 +21,13 @@ SAME_WEIGHTS = "the weights stay equal after each step"
 SAME_SETTINGS = "the optimizers have the same settings"
 ONE_MEAN = "gradients are averaged once"
 SAME_AVERAGES = "batch norm's running averages that are saved are of all workers"
+SAME_MODE = "the models are in the same mode, of training or evaluation"
 QUESTIONS = (SAME_START, SAME_WEIGHTS, SAME_SETTINGS, ONE_MEAN)
 MIN_STEPS = 3  # whose gradients have the wrong scale
 SCALE_ERROR = 0.01
+MAKE_LATER = "make the optimizer of the model that computes the loss, after fully_shard() has replaced its parameters"
+TOGETHER = "decide on all workers together, for example by an all_reduce of the condition"
+ONCE = "divide the sum of the workers' gradients by their number, once; DistributedDataParallel has done so"
 WRAP = "wrap the model: model = DistributedDataParallel(model)"
 BEGIN = "load or initialize the same weights on each worker, such as torch.manual_seed(0) before the model is made"
 
@@ -38,6 +42,7 @@ class Trained:
         places: The parameters that should be equal.
         local: The names of those that each worker keeps for itself.
         is_averaged: Whether weights that differ have become equal again, as with local SGD.
+        taken: How many steps each worker has taken.
     """
 
     made: Sequence[Record]
@@ -45,6 +50,16 @@ class Trained:
     places: Sequence[int]
     local: Sequence[str]
     is_averaged: bool
+    taken: Sequence[int]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no parameter has had a gradient, or another value, in any step, in spite of backward passes."""
+        pairs = [pair for row in self.steps for pair in zip(self.made, row, strict=True)]
+        has_any = any(each is not None for _, step in pairs for each in step["gradients"])
+        stays = all(step["weights"] == made["weights"] for made, step in pairs)
+        is_long = len(self.steps) >= MIN_STEPS and any(step["losses"] for _, step in pairs)
+        return is_long and stays and not has_any and not any(self.made[0]["sharded"])
 
     def gradients(self, record: Record) -> list[Any]:
         """Return a worker's gradients that should be equal."""
@@ -84,7 +99,10 @@ def judge_replicas(records: Records) -> list[Finding]:
     for question, judge in zip(QUESTIONS, (_same_start, _same_weights, _same_settings, _one_mean), strict=True):
         found = [judge(each) for each in optimizers] or [Finding(question, "not seen", unseen)]
         answers.append(min(found, key=lambda answer: order.index(answer.verdict)))
-    return [*answers, _same_averages(records)]
+    if optimizers and all(each.is_idle for each in optimizers):
+        text = f"nothing is trained: no parameter of an optimizer had a gradient in {len(optimizers[0].steps)} steps"
+        answers[1] = Finding(SAME_WEIGHTS, "no", text, optimizers[0].made[0]["line"], MAKE_LATER)
+    return [*answers, _same_mode(records), _same_averages(records)]
 
 
 def _optimizers(records: Records) -> Iterator[Trained]:
@@ -92,9 +110,10 @@ def _optimizers(records: Records) -> Iterator[Trained]:
     for number, of in enumerate(zip(*made.values(), strict=False) if len(made) > 1 else ()):
         if not are_equal([(each["names"], each["shapes"]) for each in of]):
             continue  # each worker trains another part of the model
-        taken = rows_of([[step for step in own if step["optimizer"] == number] for own in steps.values()])
+        by_worker = [[step for step in own if step["optimizer"] == number] for own in steps.values()]
+        taken = rows_of(by_worker)
         whole = [place for place in range(len(of[0]["names"])) if not any(each["sharded"][place] for each in of)]
-        began = Trained(of, taken, whole, (), False)
+        began = Trained(of, taken, whole, (), False, [*map(len, by_worker)])
         local = [place for place in began.different(of) if not of[0]["managed"][place]]
         if all(_is_reduced(taken, place) for place in local) or (local == whole and _trains_alone(of, taken)):
             local = []
@@ -136,6 +155,8 @@ def _same_start(trained: Trained) -> Finding:
 
 
 def _same_weights(trained: Trained) -> Finding:
+    if trained.made[0]["has_shards"] and (skipped := _skipped_shards(trained)):
+        return skipped
     if not trained.places or not trained.steps:
         return Finding(SAME_WEIGHTS, "not seen", "no weights that should be equal were trained")
     if trained.different(trained.made) and any(map(trained.is_exchanged, trained.steps)):
@@ -151,6 +172,17 @@ def _same_weights(trained: Trained) -> Finding:
     place = trained.different(trained.steps[first])[0]
     why, where, fix = _why(trained, first, place)
     return Finding(SAME_WEIGHTS, "no", f"from step {first + 1} on, first {trained.name(place)}: {why}", where, fix)
+
+
+def _skipped_shards(trained: Trained) -> Finding | None:
+    """Return the step that a worker has skipped with its part of the weights: it made more backward passes for one."""
+    for number, row in enumerate(trained.steps, start=1):
+        passes = [each["losses"] for each in row]
+        rank = max(range(len(row)), key=passes.__getitem__)
+        if not are_equal(passes) and trained.taken[rank] < max(trained.taken):
+            text = f"worker {rank} skipped step {number}, which the others took with their parts of the weights"
+            return Finding(SAME_WEIGHTS, "no", text, row[rank]["line"], TOGETHER)
+    return None
 
 
 def _why(trained: Trained, number: int, place: int) -> tuple[str, str, str]:
@@ -202,7 +234,7 @@ def _shifted(trained: Trained, number: int) -> tuple[str, str, str] | None:
             text = f"worker {record['rank']} took step {number + 1} a second time, alone"
             return text, record["line"], "call the optimizer's step equally often on each worker"
         text = f"worker {record['rank']} skipped step {number + 1}, which the others took"
-        return text, record["line"], "decide on all workers together, for example by an all_reduce of the condition"
+        return text, record["line"], TOGETHER
     return None
 
 
@@ -227,25 +259,39 @@ def _difference(settings: Sequence[Any]) -> str:
 
 
 def _one_mean(trained: Trained) -> Finding:
-    """Compare gradients with the mean of those of each worker, where a script averages them by itself."""
-    workers, scales = len(trained.made), []
+    """Compare gradients with the mean of those that each worker's backward pass has left, averaged or not."""
+    workers, scales, made, is_own = len(trained.made), [], trained.made[0], False
     exchanged = list(filter(trained.is_exchanged, trained.steps))
     for row in exchanged:
         local = [each["local"] for each in row]
-        is_own = not are_equal(local) and all(each["is_mean"] and each["losses"] == 1 for each in row)
-        if is_own and None not in local and sum(local):
+        if None not in local and sum(local) and all(each["is_mean"] and each["losses"] == 1 for each in row):
             scales.append(row[0]["projection"] / sum(local) * workers)
-    if not scales:
-        by = "by DistributedDataParallel or hvd" if exchanged else "no own averaging of gradients was seen"
-        return Finding(ONE_MEAN, "yes" if exchanged else "not seen", by)
-    scale, where = median(scales), trained.steps[0][0]["line"]
-    for wrong, text, fix in (
-        (float(workers), "they are the workers' sum", f"divide them by the number of workers, {workers}"),
-        (1 / workers, "they are divided twice", "divide them by the number of workers only once"),
-    ):
+            is_own |= not are_equal(local)  # else the backward pass has averaged them
+    scale, where = median(scales or [0.0]), trained.steps[0][0]["line"] if trained.steps else ""
+    for wrong, text in ((float(workers), "they are the workers' sum"), (1 / workers, "they are divided twice")):
         if len(scales) >= MIN_STEPS and all(abs(each / wrong - 1) < SCALE_ERROR for each in scales):
-            return Finding(ONE_MEAN, "no", f"{text}: {scale:.3g} times the mean", where, fix)
-    return Finding(ONE_MEAN, "yes", f"{scale:.3g} times the mean, in {len(scales)} steps")
+            return Finding(ONE_MEAN, "no", f"{text}: {scale:.3g} times the mean", where, ONCE)
+    if is_own:  # other scales may come from clipping
+        is_mean = abs(scale - 1) < SCALE_ERROR
+        return Finding(
+            ONE_MEAN, "yes" if is_mean else "not seen", f"{scale:.3g} times the mean, in {len(scales)} steps"
+        )
+    if exchanged and (made["has_wrapper"] or made["has_hvd"]):
+        return Finding(ONE_MEAN, "yes", "by DistributedDataParallel or hvd")
+    return Finding(ONE_MEAN, "not seen", f"no own averaging of gradients{' of mean losses' * bool(exchanged)} was seen")
+
+
+def _same_mode(records: Records) -> Finding:
+    """Compare the modes of the models before the last backward pass of each step, if these are of one form."""
+    rows = rows_of(events(records, "step").values())
+    known = [row for row in rows if row[0]["modes"] and are_equal([len(each["modes"]) for each in row])]
+    for row in known:
+        if not are_equal([each["modes"] for each in row]):
+            counts = [each["modes"].count("0") for each in row]
+            rank = counts.index(max(counts))
+            text = f"worker {rank} has {plural(counts[rank], 'module')} in evaluation mode, more than others"
+            return Finding(SAME_MODE, "no", text, row[rank]["line"], "call model.train() on each worker")
+    return Finding(SAME_MODE, "yes" if known else "not seen", plural(len(known), "step"))
 
 
 def _same_averages(records: Records) -> Finding:

@@ -6,6 +6,7 @@ are known to be the same. Passes of a loader that the program left early say not
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -24,6 +25,8 @@ EVALUATED = "evaluations are of all data"
 AUGMENTED = "random augmentation differs between the workers"
 QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_LENGTH, SAME_SHARE, AUGMENTED, EVALUATED)
 SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader"
+SHARE_OUT = "let each process read its own part in the data set's __iter__: torch.utils.data.get_worker_info()"
+SAME_ORDER = "make them alike on all workers: sort files and sets, and seed what shuffles or splits them"
 REDUCE = "add up the counts of all workers with all_reduce, and divide then"
 UNEVEN = 0.05  # a mean difference between the workers' shares that is worth a word
 MIN_STEPS = 2
@@ -72,6 +75,12 @@ def _is_same_data(each: Sequence[Record]) -> bool:
     return bool(each[0]["data"]) and are_equal([(one["data"], one["length"]) for one in each])
 
 
+def _is_mixed(each: Sequence[Record]) -> bool:
+    """Whether samplers split data for all workers that is in another order, or another part, on each worker."""
+    is_split = all(one["parts"] == len(each) and one["items"] and one["data"] for one in each)
+    return is_split and are_equal([(one["items"], one["length"]) for one in each]) and not _is_same_data(each)
+
+
 def _share(each: Sequence[Record]) -> int:
     """How many samples may be left out or repeated, to fill or drop a global batch."""
     return len(each) * int(max(size for one in each for size in one["sizes"]))
@@ -88,7 +97,7 @@ def _unread(each: Sequence[Record]) -> int:
 
 
 def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]]) -> Finding:
-    for each in passes:
+    for each in (one for one in passes if not _are_shared(steps, one)):
         rows = [one["indices"] for one in each]
         if _is_same_data(each) and len(rows[0]) >= MIN_STEPS and are_equal(rows):
             detail = f"all {len(rows)} workers read the same {len(rows[0]):,} samples in the same order"
@@ -108,6 +117,13 @@ def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]
         fix = f"let each worker read its own part, by its rank; with a DataLoader, {SAMPLER}"
         return Finding(OTHERS, "no", detail, passes[0][0]["line"] if passes else known[0][0]["line"], fix)
     return Finding(OTHERS, "yes", plural(len(known), "step"))
+
+
+def _are_shared(steps: Sequence[Sequence[Record]], each: Sequence[Record]) -> bool:
+    """Whether each worker trains on its own part of every batch that it reads."""
+    parts = [[step["inputs"] for step in row] for row in steps if all(step["inputs"] for step in row)]
+    most = max((len(part) for row in parts for part in row), default=math.inf)
+    return len(each) * most <= max(each[0]["sizes"]) and not any(map(are_equal, parts))
 
 
 def _read_twice(each: Sequence[Record]) -> int:
@@ -148,6 +164,13 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
     """Compare complete epochs; samplers that draw, repeat or leave out samples by design answer nothing."""
     whole = ""
     for each in passes:
+        if each[0]["repeats"]:
+            return Finding(
+                ALL_SAMPLES, "no", "each process of the loader reads all of them", each[0]["line"], SHARE_OUT
+            )
+        if _is_mixed(each):
+            detail = "the workers' data sets have the same samples in other orders or splits, so their parts overlap"
+            return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], SAME_ORDER)
         rows = [one["indices"] for one in each]
         if (
             not _is_same_data(each)

@@ -101,7 +101,7 @@ def _why(states: Sequence[TrainedState], began_equal: bool, gradients_equal: boo
     if gradients_equal and not began_equal:
         return "they differed before the first step, such as after a checkpoint that only one worker has loaded"
     if gradients_equal:
-        return "their gradients are equal, so a worker has skipped a step, or changed weights or optimizer state alone"
+        return "their gradients are equal: one skipped a step or exchange, or changed weights or optimizer state alone"
     if all(state.is_wrapped for state in states):
         return (
             "their gradients differ, though the model is wrapped in DistributedDataParallel: the loss bypasses the "
