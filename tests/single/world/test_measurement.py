@@ -16,8 +16,8 @@ from lockstep.diagnosis import FOLDER, flight_recorder
 from lockstep.diagnosis.observed_steps import RESULT_MARK
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, parts_of
 from lockstep.energy.counters import EnergyCounter
-from lockstep.files.output import received
 from lockstep.energy.meter import EnergyMeter
+from lockstep.files.output import received
 from lockstep.world import accelerator, measurement
 from lockstep.world.measurement import Measurement
 from lockstep.world.step_clock import DeviceClock, StepClock
