@@ -117,17 +117,17 @@ def test_only_the_dead_worker_is_replaced_and_rank_0_survives(tmp_path: Path) ->
         assert job.process.wait(150) == 0
 
 
-# horovodrun with a short limit for leaving a generation.
+# horovodrun with short limits for leaving a generation.
 IMPATIENT = """
 import sys
 from dataclasses import replace
 from lockstep.cli import horovodrun
 from lockstep.launch.controller.restarts import Generations
 numbered = Generations._numbered
-def with_short_limit(*arguments):
+def with_short_limits(*arguments):
     plan = numbered(*arguments)
-    return replace(plan, timings=replace(plan.timings, leave=3.5))
-Generations._numbered = with_short_limit
+    return replace(plan, timings=replace(plan.timings, worker_end=0.6, blocked=0.7, leave=1.5))
+Generations._numbered = with_short_limits
 sys.exit(horovodrun.main())
 """
 STUCK = """
@@ -153,17 +153,16 @@ def test_worker_that_does_not_leave_is_named_with_its_stack(tmp_path: Path) -> N
     (tmp_path / "stuck.py").write_text(STUCK)
     command = [sys.executable, "-c", IMPATIENT, "--min-np", "1", "-np", "2", sys.executable, "stuck.py"]
     done = run(command, tmp_path)
-    assert "killed, because it has not left its generation within 3.5 s: rank 1 is in user code" in done.stderr
+    assert "killed, because it has not left its generation within 1.5 s: rank 1 is in user code" in done.stderr
     assert re.search(r'File ".*stuck\.py", line 10, in wait_for_nothing', done.stderr), done.stderr
 
 
 HUNG = """
 import os, signal, sys, threading, time
 from lockstep.world import generations
-generations.HUNG_SECONDS = 1.0
 lock = threading.Lock()
 lock.acquire()
-generations.stay()
+generations.stay(limits=generations.Waits(hung=1.0))
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
     print("again", os.environ["RANK"])
 elif os.environ["RANK"] == "1":

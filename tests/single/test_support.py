@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-import worker_group
 from commands import LOCKSTEP, own_environment, run, started, write_shims
 from one_queue import pytest_xdist_make_scheduler
 from worker_group import on_workers, run_in_workers
@@ -162,10 +161,9 @@ def _leave_a_handler(_: World) -> None:
 @pytest.mark.parametrize(
     ("work", "what"), [(_leave_a_thread, "the thread lockstep-test"), (_leave_a_handler, "a handler of .*SIGUSR1")]
 )
-def test_it_is_named(monkeypatch: pytest.MonkeyPatch, work: Callable[[World], None], what: str) -> None:
-    monkeypatch.setattr(worker_group, "SETTLE_SECONDS", 0.01)
+def test_it_is_named(work: Callable[[World], None], what: str) -> None:
     with pytest.raises(AssertionError, match=f"{work.__name__} leaves behind: {what}"):
-        run_in_workers(1, work)
+        run_in_workers(1, work, settle_seconds=0.01)
 
 
 @on_workers(2)

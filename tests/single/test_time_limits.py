@@ -16,15 +16,21 @@ from lockstep.world.devices import usable_cores
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Seconds that pass in sleeps alone, and the number of processes that want a core."""
+def state(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The number of processes that want a core."""
     state = SimpleNamespace(now=0.0, processes=0.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (state.processes, 0.0, 0.0))
+    return state
+
+
+@pytest.fixture
+def clock(state: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """This, and seconds that pass in sleeps alone."""
 
     def sleep(seconds: float) -> None:
         state.now += seconds
 
     monkeypatch.setattr(time_limits, "time", SimpleNamespace(monotonic=lambda: state.now, sleep=sleep))
-    monkeypatch.setattr(os, "getloadavg", lambda: (state.processes, 0.0, 0.0))
     return state
 
 
@@ -58,10 +64,10 @@ def test_blocking_wait_is_repeated_while_the_load_extends_it(clock: SimpleNamesp
     assert waits == [5, 10]
 
 
-def test_tests_own_time_limit_is_extended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_own_time_limit_is_extended(state: SimpleNamespace) -> None:
     struck: list[float] = []
     before = signal.getsignal(signal.SIGALRM)
-    monkeypatch.setattr(os, "getloadavg", lambda: (3.0 * usable_cores(), 0.0, 0.0))
+    state.processes = 3.0 * usable_cores()
     signal.signal(signal.SIGALRM, lambda *_: struck.append(time.monotonic()))
     try:
         hook = time_limits.pytest_timeout_set_timer(SimpleNamespace(timeout=0.1))

@@ -27,7 +27,9 @@ TIMEOUT_SECONDS = 120
 SETTLE_SECONDS = 5  # for a thread to exit after it was stopped
 
 
-def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_in_workers(
+    size: int, function: Callable[..., Any], *arguments: Any, settle_seconds: float = SETTLE_SECONDS
+) -> list[Any]:
     """Call `function(world, *arguments)` in `size` connected workers; return their results by rank."""
     store, port = serve_store()
     context = multiprocessing.get_context("fork")
@@ -35,7 +37,8 @@ def run_in_workers(size: int, function: Callable[..., Any], *arguments: Any) -> 
     pipes, children = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(sender, all_forked, rank, size, port, function, arguments))
+        own = (sender, all_forked, rank, size, port, function, arguments, settle_seconds)
+        child = context.Process(target=_work, args=own)
         child.start()
         sender.close()
         pipes.append(receiver)
@@ -127,7 +130,14 @@ def _receive(pipe: Any) -> tuple[str, Any]:
 
 
 def _work(
-    pipe: Any, all_forked: Any, rank: int, size: int, port: int, function: Callable[..., Any], arguments: Any
+    pipe: Any,
+    all_forked: Any,
+    rank: int,
+    size: int,
+    port: int,
+    function: Callable[..., Any],
+    arguments: Any,
+    settle_seconds: float,
 ) -> None:
     gc.freeze()  # a collection would touch, and so copy, all pages shared with the parent: 0.2 s
     all_forked.wait()
@@ -146,21 +156,21 @@ def _work(
     try:
         with connect(RankInfo.from_environment(), "cpu") as world:
             result = function(world, *arguments)
-        left = _left_behind()
+        left = _left_behind(settle_seconds)
         pipe.send((f"{function.__name__} leaves behind: {', '.join(left)}" if left else "", result))
     except BaseException:
         pipe.send((traceback.format_exc(), None))
         os._exit(1)  # as a failed worker does; its peers must not wait for an orderly shutdown
 
 
-def _left_behind() -> list[str]:
+def _left_behind(settle_seconds: float) -> list[str]:
     """Return what the work left in the process, such as threads; nothing if hvd stays initialized until the exit."""
     if hvd.is_initialized():
         return []
     ours = [
         thread for thread in threading.enumerate() if "lockstep" in thread.name or _is_ours(vars(thread).get("_target"))
     ]
-    left = [f"the thread {thread.name}" for thread in ours if not _ends(thread)]
+    left = [f"the thread {thread.name}" for thread in ours if not _ends(thread, settle_seconds)]
     left += [f"a handler of {number!r}" for number in signal.valid_signals() if _is_ours(signal.getsignal(number))]
     return left + ["a process group"] * torch.distributed.is_initialized()
 
@@ -169,6 +179,6 @@ def _is_ours(function: Any) -> bool:
     return str(getattr(function, "__module__", None)).startswith("lockstep.")
 
 
-def _ends(thread: threading.Thread) -> bool:
-    thread.join(scaled(SETTLE_SECONDS))
+def _ends(thread: threading.Thread, seconds: float) -> bool:
+    thread.join(scaled(seconds))
     return not thread.is_alive()

@@ -75,9 +75,9 @@ COMMAND = "LOCKSTEP_COMMAND"  # set by Lockstep's launcher: its own command line
 BEGINNING = ("--resume", "-r", "--run-dir", "--log-dir", "--start-epoch")
 
 
-def typed_command() -> str:
-    """Return this process's command line, such as "lockstep train digits -np 2"."""
-    program, *rest = sys.argv
+def typed_command(words: Sequence[str] = ()) -> str:
+    """Return this process's command line, or that of other words, such as "lockstep train digits -np 2"."""
+    program, *rest = words or sys.argv
     name = Path(program).name
     return shlex.join([*(["python", "-m", "lockstep"] if name == "__main__.py" else [name]), *rest])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +95,10 @@ class IdleClock:
         limit: The time that matters, in seconds; it determines how often `tick` should be called.
     """
 
-    def __init__(self, limit: float) -> None:
-        self.tick_seconds = min(TICK_SECONDS, limit / SAMPLES)
+    def __init__(self, limit: float, now: Callable[[], float] = time.monotonic) -> None:
         self._sample_seconds = limit / SAMPLES
-        self._before, self._sampled = time.monotonic(), 0.0
+        self.tick_seconds = min(TICK_SECONDS, self._sample_seconds)
+        self._now, self._before, self._sampled = now, now(), 0.0
         self._idle = 0.0
         self._marks: dict[int, tuple[int, int, int]] = {}
         self._lives: dict[int, _Life] = {}
@@ -107,7 +107,7 @@ class IdleClock:
 
     def tick(self, workers: Sequence[BoardContent]) -> float:
         """Return for how many seconds these workers have made no progress; 0 without workers."""
-        now = time.monotonic()
+        now = self._now()
         self._idle += min(now - self._before, 2 * self.tick_seconds)  # this process may have been suspended
         self._before = now
         if not workers or self._has_moved(workers):
@@ -125,7 +125,7 @@ class IdleClock:
             signaled: Processes that received a signal. It may have let a thread run that waited for the GIL and then
                 published a sample as old as the hang, so only their reports count as progress.
         """
-        self._before = self._sampled = time.monotonic()
+        self._before = self._sampled = self._now()
         for worker in workers:
             self._is_alive(worker)
             if worker.pid in signaled and worker.pid in self._marks:
@@ -149,7 +149,7 @@ class IdleClock:
         return any(alive)
 
     def _is_alive(self, worker: BoardContent) -> bool:
-        now, before = time.monotonic(), self._lives.get(worker.pid)
+        now, before = self._now(), self._lives.get(worker.pid)
         own, tree = activity(worker.pid, descendants=False), activity(worker.pid)
         self._lives[worker.pid] = _Life(now, own, tree)
         if before is None:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ class LockTimes:
     silent: float = 60.0  # 12 beats: no job loses its folder to a file server that hangs for less
     watch: float = 15.0  # three beats, before the age of a lock counts
     poll: float = 0.5
+    now: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class FolderLock:
 
     def __init__(self, folder: Path, owner: Owner, times: LockTimes):
         self.folder = folder
-        self._beat_seconds = times.beat
+        self._beat_seconds, self._now = times.beat, times.now
         self._owner, self._content = owner, owner.encode()
         self._path = folder / LOCK_FILE
         self._lost_to = ""
-        self._confirmed = time.monotonic()
+        self._confirmed = self._now()
         self._mutex = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="folder-lock", daemon=True)
@@ -126,7 +127,7 @@ class FolderLock:
         Raises:
             LockstepError: Another process took over the folder.
         """
-        is_late = time.monotonic() - self._confirmed > 2 * self._beat_seconds
+        is_late = self._now() - self._confirmed > 2 * self._beat_seconds
         if self._lost_to or (is_late and not self._mutex.locked()):  # locked: the heartbeat waits for the file server
             self.confirm()
 
@@ -179,17 +180,16 @@ class FolderLock:
             if content != self._content:
                 self._lost_to = str(_owner(content))
                 return
-        self._confirmed = time.monotonic()
+        self._confirmed = self._now()
 
     def _beat(self) -> None:
         while not self._closing.wait(self._beat_seconds):
             try:
-                self.confirm()
-                os.utime(self._path)
+                with suppress(OSError):
+                    self.confirm()
+                    os.utime(self._path)
             except LockstepError:
                 return
-            except OSError:
-                continue
 
 
 def hold_folder(folder: Path, owner: Owner, fix: str, times: LockTimes = LockTimes()) -> FolderLock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from lockstep.models import registry, saved_weights
 from lockstep.models.buffers import load_state
 from lockstep.models.saved_weights import bare, few, find_weights, match_names
 
+Download = Callable[..., None]  # of torch.hub.download_url_to_file's form
 Tensors = OrderedDict[str, torch.Tensor]  # like state_dict(): may have `_metadata` with the modules' versions
 # torchvision's GoogLeNet and Inception v3 weights include auxiliary classifiers, which Lockstep does not build.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
-def load_published(arch: str, model: nn.Module, whole: bool = False) -> str:
+def load_published(arch: str, model: nn.Module, whole: bool = False, download: Download | None = None) -> str:
     """Load torchvision's pretrained weights, from torch's cache or from the network.
 
     Args:
@@ -49,7 +50,7 @@ def load_published(arch: str, model: nn.Module, whole: bool = False) -> str:
     weights = models.get_model_weights(name).DEFAULT
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
     if not path.exists():
-        _fetch(weights.url, path)
+        _fetch(weights.url, path, download or torch.hub.download_url_to_file)
     tensors = read_tensors(path)
     for key in list(tensors):
         tensor = tensors.pop(key)
@@ -150,11 +151,11 @@ def last_layer(model: nn.Module) -> str:
     return layers[-1] if layers else ""
 
 
-def _fetch(url: str, path: Path) -> None:
+def _fetch(url: str, path: Path, download: Download) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = re.search(r"-([0-9a-f]{8,})\.", path.name)  # torch checks the file by the start of its SHA-256
-        torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=False)
+        download(url, str(path), digest and digest[1], progress=False)
     except (OSError, RuntimeError) as error:  # RuntimeError: a wrong digest
         raise CheckpointError(
             f"--pretrained default: cannot download {url} ({first_line(error)}); download it elsewhere and put it at "

@@ -69,13 +69,14 @@ def build_loading(
         ConfigError: --decode gpu, which the images or the device do not support.
     """
     check_decoding(config, data, world)
-    processes, notes = choose_processes(config, world, data.train), list[str]()
+    cores, notes = cores_of_worker(world), list[str]()
+    processes = choose_processes(config, world, data.train, cores)
     if config.data.loader_workers == "auto" and not isinstance(data.train, MemorySplit):
         notes = [f"{count_processes(processes)} per worker (from the number of cores)"]
     reader = _build_reader(config, world, data, data.train, precision, processes, config.data.decode == "gpu")
     train_loader = TrainLoader(reader, sharding, world.device, Mixing(config.augment, config.seed))
     val_loader = build_val_loader(config, world, data, precision, batching)
-    return Loading(data, train_loader, val_loader, DataWait(advise(data.train, world, processes))), notes
+    return Loading(data, train_loader, val_loader, DataWait(advise(data.train, processes, cores))), notes
 
 
 def build_val_loader(
@@ -83,7 +84,7 @@ def build_val_loader(
 ) -> EvalLoader:
     """Return the loader of this worker's validation samples, with the batch size of a training forward pass."""
     one_pass = -(-batching.global_batch // (world.size * batching.accumulate))
-    processes = choose_processes(config, world, data.val)
+    processes = choose_processes(config, world, data.val, cores_of_worker(world))
     reader = _build_reader(config, world, data, data.val, precision, processes)
     return EvalLoader(reader, len(data.val), one_pass, world.rank, world.size, world.device)
 
@@ -119,7 +120,7 @@ def cores_of_worker(world: World) -> int:
     return max(1, usable_cores() // world.rank_info.local_size)
 
 
-def choose_processes(config: TrainConfig, world: World, split: Split) -> int:
+def choose_processes(config: TrainConfig, world: World, split: Split, own_cores: int) -> int:
     """Return the number of loader processes per worker: as configured, or one per core, at most 8.
 
     Collective; equal on all workers. `lockstep study loading` measures which number helps.
@@ -128,13 +129,11 @@ def choose_processes(config: TrainConfig, world: World, split: Split) -> int:
         return 0
     if config.data.loader_workers != "auto":
         return config.data.loader_workers
-    cores: int = min(world.gather(cores_of_worker(world)))
-    return min(USUAL_MOST, cores)
+    return int(min(USUAL_MOST, *world.gather(own_cores)))
 
 
-def advise(split: Split, world: World, processes: int) -> str:
+def advise(split: Split, processes: int, cores: int) -> str:
     """Return advice in one line, for a worker with `processes` loader processes."""
-    cores = cores_of_worker(world)
     if processes < cores and not isinstance(split, MemorySplit):
         return (
             f"raise -j from {processes} to {cores}, the number of cores of this worker; `lockstep study loading` "

@@ -27,7 +27,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
@@ -39,14 +39,23 @@ T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both
 CONNECT_SECONDS = 10.0
 VERDICT = "_lockstep_is_interruption"  # an attribute of exceptions
-PATIENCE_SECONDS = 0.5  # from the end of a generation until its collectives are ended
-NEWS_SECONDS = 2.0  # from an error until the message of the generation's end, which may have caused it
-LOSS_NEWS_SECONDS = 10.0  # the same, if a peer has disconnected: the launcher may only miss its heartbeats
-PARTS = 20  # of such a wait: a pause of the whole machine ends one of them, and not the wait
-# Gloo rarely never returns from a collective although its connections are shut down (about 2 in 700 losses on busy
-# cores). Such a worker stays for this time at one instruction of these files of torch, and computes next to nothing.
-HUNG_SECONDS, HUNG_CPU_SECONDS = 15.0, 1.0
+PARTS = 20  # of a wait: a pause of the whole machine ends one of them, and not the wait
 COLLECTIVE_FILES = ("/torch/autograd/graph.py", "/torch/distributed/distributed_c10d.py")
+
+
+class Waits(NamedTuple):
+    """How long a worker that stays waits, in seconds."""
+
+    patience: float = 0.5  # from the end of a generation until its collectives are ended
+    news: float = 2.0  # from an error until the message of the generation's end, which may have caused it
+    loss_news: float = 10.0  # the same, if a peer has disconnected: the launcher may only miss its heartbeats
+    # Gloo rarely never returns from a collective although its connections are shut down (about 2 in 700 losses on busy
+    # cores). Such a worker stays so long at one instruction of COLLECTIVE_FILES, and computes next to nothing.
+    hung: float = 15.0
+    hung_cpu: float = 1.0
+
+
+USUAL = Waits()
 
 
 class HostsChangedError(Exception):
@@ -56,9 +65,9 @@ class HostsChangedError(Exception):
 class _Line:
     """This worker's connection to the node process, and what a thread has received from it."""
 
-    def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None]) -> None:
+    def __init__(self, address: str, must_lead: bool, end_collectives: Callable[[], None], limits: Waits) -> None:
         host, port, secret, number = address.rsplit(":", 3)
-        self.owner, self.must_lead = os.getpid(), must_lead
+        self.owner, self.must_lead, self.limits = os.getpid(), must_lead, limits
         self.news = threading.Condition()
         self.changes: list[int] = []
         self.included = 0  # how many of the changes the current generation includes
@@ -101,7 +110,7 @@ class _Line:
                         self.included, self.state = len(self.changes), MemberState.STAYS
                     if "over" in message and self.state != MemberState.WAITS:
                         self.state = MemberState.LEAVES
-                        timer = threading.Timer(PATIENCE_SECONDS, self._end_if_still_in, [self.generation])
+                        timer = threading.Timer(self.limits.patience, self._end_if_still_in, [self.generation])
                         timer.daemon = True
                         timer.start()
                     self.news.notify_all()
@@ -119,16 +128,16 @@ class _Line:
                 return
             self._end_collectives()
             place, cpu = _collective(), time.process_time()
-            if any(self.news.wait_for(has_left, HUNG_SECONDS / PARTS) for _ in range(PARTS)):
+            if any(self.news.wait_for(has_left, self.limits.hung / PARTS) for _ in range(PARTS)):
                 return
-            if place is None or _collective() != place or time.process_time() - cpu > HUNG_CPU_SECONDS:
+            if place is None or _collective() != place or time.process_time() - cpu > self.limits.hung_cpu:
                 return
         from lockstep.world.peer_loss import end_process
 
         end_process(
             LostPeerError(
-                f"a collective has not returned {HUNG_SECONDS:g} s after its connections were shut down ({place[0]}); "
-                f"this worker exits and is started again"
+                f"a collective has not returned {self.limits.hung:g} s after its connections were shut down "
+                f"({place[0]}); this worker exits and is started again"
             )
         )
 
@@ -149,7 +158,7 @@ def _own_line() -> _Line | None:
     return _line if _line and _line.owner == os.getpid() else None
 
 
-def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: None) -> None:
+def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: None, limits: Waits = USUAL) -> None:
     """Tell the node process that this worker can continue in another generation, if its launcher supports that.
 
     From now on, a lost peer does not end this worker, which must call `join_next` within Timings.leave. It continues
@@ -162,7 +171,7 @@ def stay(must_lead: bool = False, end_collectives: Callable[[], None] = lambda: 
     global _line
     if not _own_line() and (address := os.environ.get(NODE_PROCESS)):
         with suppress(OSError):  # then it is started again, like other programs
-            _line = _Line(address, must_lead, end_collectives)
+            _line = _Line(address, must_lead, end_collectives, limits)
 
 
 def stays() -> bool:
@@ -172,8 +181,7 @@ def stays() -> bool:
 
 def restores_commits() -> bool:
     """Whether this worker stays, and goes back to a commit if another is lost, as `hvd.elastic.run` does."""
-    line = _own_line()
-    return line is not None and line.must_lead
+    return bool((line := _own_line()) and line.must_lead)
 
 
 def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
@@ -188,11 +196,9 @@ def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
         SystemExit: With code 0, if the job no longer needs this worker.
         WorldError: The node process has exited.
     """
-    line = _own_line()
-    if line is None:
+    if (line := _own_line()) is None:
         raise WorldError("this worker cannot continue with other workers: no launcher of Lockstep watches it")
-    observer = sys.modules.get("lockstep.world.observer")  # which only programs with torch have
-    observed = observer.current if observer else None
+    observed = getattr(sys.modules.get("lockstep.world.observer"), "current", None)  # only programs with torch have it
     if observed:
         observed.guard(observed.finish)()
     line.enter(MemberState.WAITS)
@@ -210,12 +216,12 @@ def join_next(meanwhile: Iterable[Callable[[], object]] = ()) -> None:
         observed.begin_generation(publisher.own_board())
 
 
-def is_over(seconds: float = NEWS_SECONDS) -> bool:
-    """Return whether this worker stays and its generation is over; wait up to `seconds` for the message."""
-    line = _own_line()
-    if line is None:
+def is_over(seconds: float | None = None) -> bool:
+    """Return whether this worker stays and its generation is over; wait for the message, up to `Waits.news`."""
+    if (line := _own_line()) is None:
         return False
-    return any(line.wait(lambda: line.state == MemberState.LEAVES, seconds / PARTS) for _ in range(PARTS))
+    part = (line.limits.news if seconds is None else seconds) / PARTS
+    return any(line.wait(lambda: line.state == MemberState.LEAVES, part) for _ in range(PARTS))
 
 
 def check() -> None:
@@ -229,8 +235,7 @@ def host_changes(since: int) -> tuple[int, int]:
 
     Changes that the current generation includes are left out, even if they are after `since`.
     """
-    line = _own_line()
-    if line is None:
+    if (line := _own_line()) is None:
         return 0, 0
     news = 0
     for kind in line.changes[max(since, line.included) :]:
@@ -376,10 +381,10 @@ def _is_from_loss(error: Exception) -> bool:
     # A group of an accelerator may still wait for the lost member, if it is not aborted.
     line = _own_line()
     is_stuck = dist.is_initialized() and dist.get_backend() != dist.Backend.GLOO and connections.abort is None
-    seconds = NEWS_SECONDS
+    seconds = None
     if line is not None and is_lost_peer(error):  # also by an exit with code 0, which ends no generation by itself
         line.enter(MemberState.CUT_OFF)
-        seconds = LOSS_NEWS_SECONDS
+        seconds = line.limits.loss_news
     return line is not None and not is_stuck and is_over(seconds)
 
 

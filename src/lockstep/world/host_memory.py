@@ -25,10 +25,10 @@ MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_T
 PINNED = 0.25  # share of the free memory to pin at most; the system cannot swap it, and torch keeps it
 
 
-def keep_freed_memory(device: torch.device) -> None:
+def keep_freed_memory(device: torch.device, libc: Any = None) -> None:
     """Keep what this process frees, if it computes on a CPU and no variable configures glibc's malloc."""
     if device.type == "cpu":
-        _configure(KEEP)
+        _configure(KEEP, libc)
 
 
 def return_freed_memory() -> None:
@@ -36,8 +36,8 @@ def return_freed_memory() -> None:
     _configure(RETURN)
 
 
-def _configure(settings: dict[int, int]) -> None:
-    libc: Any = ctypes.CDLL(None)
+def _configure(settings: dict[int, int], libc: Any = None) -> None:
+    libc = libc or ctypes.CDLL(None)
     if hasattr(libc, "mallopt") and not any(name in os.environ for name in MALLOC_VARIABLES):
         for setting, value in settings.items():
             libc.mallopt(setting, value)

@@ -51,6 +51,7 @@ class Measurement(Observer):
     """
 
     compares_states = False  # in the steps that it measures
+    now, cpu_now = staticmethod(time.perf_counter), staticmethod(time.process_time)
 
     def __init__(self, warmup: int, length: int, needs_samples: bool = False, memory_limit: str = "") -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class Measurement(Observer):
                 self._add_step()
                 self._read_utilization()
             else:
-                self._last_reading = time.perf_counter()
+                self._last_reading = self.now()
         elif self.counts.steps >= self._warmup:
             if self._needs_samples and not self.counts.samples:
                 _send({"samples_unknown": True})
@@ -125,15 +126,15 @@ class Measurement(Observer):
             self.clock.take()  # forgets the warm-up, and waits for the device
             device = self.clock.clock.device if self.clock.clock else None
             gpus = [accelerator.pci_address(device)] if device and device.type != "cpu" else []
-            self._energy = EnergyMeter(find_counters(gpus)), time.perf_counter()
+            self._energy = EnergyMeter(find_counters(gpus)), self.now()
             self.facts.begin()
-            self._last_reading = time.perf_counter()
+            self._last_reading = self.now()
         else:
             if self.clock.clock and self.clock.clock.device.type != "cpu":
                 accelerator.utilization(self.clock.clock.device)  # loads the driver's library
             return
         self._is_interrupted, self._last_counts = False, self._current_counts()
-        self._last_cpu, self._last_time = time.process_time(), time.perf_counter()
+        self._last_cpu, self._last_time = self.cpu_now(), self.now()
         if len(self._seconds) == self._length:
             self._print_figures()
             self._end_program()
@@ -144,14 +145,14 @@ class Measurement(Observer):
     def _add_step(self) -> None:
         if len(self._seconds) == self._length - 1 and self.clock.clock is not None:
             accelerator.synchronize(self.clock.clock.device)
-        self._seconds.append(time.perf_counter() - self._last_time)
-        self._cpu_seconds += time.process_time() - self._last_cpu
+        self._seconds.append(self.now() - self._last_time)
+        self._cpu_seconds += self.cpu_now() - self._last_cpu
         now, last = self._current_counts(), self._last_counts
         self._measured = tuple(map(lambda total, end, start: total + end - start, self._measured, now, last))
 
     def _read_utilization(self) -> None:
         """Read between two steps how busy the accelerator was, if a reading covers only steps that count."""
-        clock, now = self.clock.clock, time.perf_counter()
+        clock, now = self.clock.clock, self.now()
         if clock and clock.device.type != "cpu" and now - self._last_reading >= UTILIZATION_SECONDS:
             self._last_reading = now
             if (reading := accelerator.utilization(clock.device)) is not None:
@@ -215,7 +216,7 @@ class Measurement(Observer):
             return {}
         meter, began = self._energy
         meter.update()
-        seconds, host = time.perf_counter() - began, socket.gethostname()
+        seconds, host = self.now() - began, socket.gethostname()
         if meter.counters and seconds < COUNTER_SECONDS:
             return {"energy_unread": [f"it takes {COUNTER_SECONDS:g} s of steps; increase --steps"]}
         watts = [[host, each.name, each.kind, meter.joules[each.name] / seconds] for each in meter.counters]

@@ -36,9 +36,14 @@ def test_advice_that_fails_does_not_change_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(OBSERVE, raising=False)
-    monkeypatch.setattr(observed_job, "advice", lambda records: [][0])
-    assert run_observed(("python", "train.py"), lambda own, steps: 0) == 0
-    assert "what bounds the steps is unknown: IndexError" in capsys.readouterr().err
+
+    def run(own: Mapping[str, str], steps: JobSteps | None) -> int:
+        assert steps
+        steps.kept += [None] * observed_job.MIN_RECORDS  # type: ignore[list-item]
+        return 0
+
+    assert run_observed(("python", "train.py"), run) == 0
+    assert "what bounds the steps is unknown: AttributeError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("observes", [True, False])

@@ -67,6 +67,5 @@ def test_training_is_recognized_however_it_is_started() -> None:
         assert not is_training(command.split())
 
 
-def test_what_was_typed_is_quoted_for_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/bin/lockstep", "train", "my folder"])
-    assert typed_command() == "lockstep train 'my folder'"
+def test_what_was_typed_is_quoted_for_the_shell() -> None:
+    assert typed_command(["/bin/lockstep", "train", "my folder"]) == "lockstep train 'my folder'"

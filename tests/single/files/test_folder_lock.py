@@ -213,11 +213,12 @@ def test_a_holder_that_lost_the_folder_removes_nothing(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_a_check_reads_the_lock_if_the_heartbeat_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, now = _hold(tmp_path, Owner("lockstep train"), LockTimes(beat=1000.0)), time.monotonic
+def test_a_check_reads_the_lock_if_the_heartbeat_stopped(tmp_path: Path) -> None:
+    seconds = [0.0]
+    lock = _hold(tmp_path, Owner("lockstep train"), LockTimes(beat=1000.0, now=lambda: seconds[0]))
     _leave(tmp_path, _elsewhere())
     lock.check()  # confirmed not long ago
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 2001.0)
+    seconds[0] = 2001.0
     with pytest.raises(LockstepError, match="now held"):
         lock.check()
     lock.close()

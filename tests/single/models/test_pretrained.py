@@ -99,16 +99,15 @@ def test_modules_rename_what_older_files_have(tmp_path: Path) -> None:
     assert _same(model, weights)
 
 
-def test_without_network_the_file_and_its_place_are_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_file_and_its_place_are_named(cache: Path) -> None:
     def fail(url: str, path: str, digest: str | None, progress: bool) -> None:
         assert digest == digest_of_url
         raise OSError("Name or service not known")
 
     url = models.get_model_weights("resnet18").DEFAULT.url
     digest_of_url = url.rpartition("-")[2].removesuffix(".pth")
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
     with pytest.raises(CheckpointError, match=r"cannot download .*Name or service not known") as caught:
-        pretrained.load_published("resnet18", registry.build("torchvision/resnet18", 10, 3, 224))
+        pretrained.load_published("resnet18", registry.build("torchvision/resnet18", 10, 3, 224), download=fail)
     assert url in str(caught.value)
     assert str(cache / Path(url).name) in str(caught.value)
 

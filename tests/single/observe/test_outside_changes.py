@@ -29,10 +29,10 @@ def group() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
-    before = dict(modules._global_module_registration_hooks)
+def unchanged() -> Iterator[None]:
+    before, init = dict(modules._global_module_registration_hooks), DataLoader.__init__
     yield
+    DataLoader.__init__ = init
     modules._global_module_registration_hooks.clear()
     modules._global_module_registration_hooks.update(before)
 

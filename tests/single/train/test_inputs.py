@@ -12,7 +12,6 @@ from lockstep.cli import main
 from lockstep.config.schema import DataConfig, TrainConfig
 from lockstep.data.sets import FileSplit, MemorySplit, UserSplit
 from lockstep.files.jsonl import read_records
-from lockstep.train import inputs
 from lockstep.train.inputs import DataWait, advise, choose_processes
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -36,15 +35,6 @@ OWN = UserSplit([None] * 2)
 MEMORY = MemorySplit(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
 
 
-@pytest.fixture
-def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The cores that this process may use: the parameter, or 4."""
-    number: int = getattr(request, "param", 4)
-    monkeypatch.setattr(inputs, "usable_cores", lambda: number)
-    return number
-
-
-@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
     ("split", "processes", "words"),
     [
@@ -55,7 +45,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     ],
 )
 def test_advice_names_unused_cores_or_how_to_find_the_bottleneck(split: Any, processes: int, words: str) -> None:
-    assert advise(split, World(RankInfo(), torch.device("cpu")), processes).startswith(words)
+    assert advise(split, processes, cores=4).startswith(words)
 
 
 def test_nothing_is_said_up_to_10_percent_and_advice_once() -> None:
@@ -94,11 +84,9 @@ def test_a_slow_data_set_gets_one_line_of_advice_in_a_run(
     assert min(waits) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("cores", "setting", "number"), [(4, "auto", 4), (64, "auto", 8), (4, 3, 3), (4, 0, 0)], indirect=["cores"]
-)
+@pytest.mark.parametrize(("cores", "setting", "number"), [(4, "auto", 4), (64, "auto", 8), (4, 3, 3), (4, 0, 0)])
 def test_each_core_has_a_loader_process_up_to_eight(cores: int, setting: Any, number: int) -> None:
     config, alone = TrainConfig(data=DataConfig(loader_workers=setting)), World(RankInfo(), torch.device("cpu"))
-    assert choose_processes(config, alone, UserSplit([])) == number
+    assert choose_processes(config, alone, UserSplit([]), cores) == number
     memory = MemorySplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
-    assert choose_processes(config, alone, memory) == 0
+    assert choose_processes(config, alone, memory, cores) == 0

@@ -17,7 +17,7 @@ from time_limits import LIMIT_SECONDS, wait_until
 
 from lockstep.errors import LostPeerError, WorldError
 from lockstep.world import NODE_PROCESS, MemberState, generations, peer_loss
-from lockstep.world.generations import ADDED, REMOVED, HostsChangedError
+from lockstep.world.generations import ADDED, REMOVED, HostsChangedError, Waits
 
 
 def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +102,9 @@ def test_loss_interrupts_a_worker_that_connects() -> None:
         assert ours.recv(1) == b"a"
 
 
-def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.05)
+def test_end_of_a_generation_ends_its_collectives(node: Node) -> None:
     ended = threading.Event()
-    node.stay(end_collectives=ended.set)
+    node.stay(end_collectives=ended.set, limits=Waits(patience=0.05))
     generations.check()
     assert not generations.is_over(0.0)
     node.tell(over=True)
@@ -134,12 +133,10 @@ def test_end_of_a_generation_ends_its_collectives(node: Node, monkeypatch: pytes
 def test_only_a_worker_that_hangs_in_a_collective_exits(
     node: Node, monkeypatch: pytest.MonkeyPatch, file: str, is_busy: bool, exits: bool
 ) -> None:
-    monkeypatch.setattr(generations, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(generations, "HUNG_SECONDS", 0.5)
-    monkeypatch.setattr(generations, "HUNG_CPU_SECONDS", -1.0 if is_busy else LIMIT_SECONDS)
     lock, errors, ended = threading.Lock(), list[Exception](), threading.Event()
     monkeypatch.setattr(peer_loss, "end_process", lambda error: (errors.append(error), lock.release()))
-    node.stay(end_collectives=ended.set)
+    limits = Waits(patience=0.2, hung=0.5, hung_cpu=-1.0 if is_busy else LIMIT_SECONDS)
+    node.stay(end_collectives=ended.set, limits=limits)
     lock.acquire()
 
     def end() -> None:
@@ -159,12 +156,8 @@ def test_only_a_worker_that_hangs_in_a_collective_exits(
 
 
 @pytest.mark.parametrize(("text", "is_ours"), [("Connection closed by peer", True), ("a bug", False)])
-def test_late_news_still_explain_a_disconnected_peer(
-    node: Node, monkeypatch: pytest.MonkeyPatch, text: str, is_ours: bool
-) -> None:
-    monkeypatch.setattr(generations, "NEWS_SECONDS", 0.05)
-    monkeypatch.setattr(generations, "LOSS_NEWS_SECONDS", LIMIT_SECONDS)
-    node.stay()
+def test_late_news_still_explain_a_disconnected_peer(node: Node, text: str, is_ours: bool) -> None:
+    node.stay(limits=Waits(news=0.05, loss_news=LIMIT_SECONDS))
     with ThreadPoolExecutor(1) as pool:
         verdict = pool.submit(generations.is_interruption, RuntimeError(text))
         if is_ours:
@@ -178,7 +171,6 @@ def test_late_news_still_explain_a_disconnected_peer(
 
 def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NODE_PROCESS, raising=False)
-    monkeypatch.setattr(generations, "_line", None)
     generations.stay()
     generations.check()
     assert not generations.is_over()

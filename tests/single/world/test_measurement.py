@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from lockstep.diagnosis.phases import BEFORE_BACKWARD, parts_of
 from lockstep.energy.counters import EnergyCounter
 from lockstep.energy.meter import EnergyMeter
 from lockstep.files.output import received
-from lockstep.world import accelerator, measurement
+from lockstep.world import accelerator
 from lockstep.world.measurement import Measurement
 from lockstep.world.step_clock import DeviceClock, StepClock
 
@@ -48,7 +46,7 @@ class Worker:
     """A worker whose steps end at given times, and what it sends."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self._capfd, self._monkeypatch, self.clock = capfd, monkeypatch, Clock()
+        self._capfd, self.clock = capfd, Clock()
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv(FOLDER, str(folder))
         monkeypatch.setattr(os, "_exit", self._end)
@@ -67,8 +65,7 @@ class Worker:
 
         Each step has four samples, and each second 1.5 seconds of CPU time.
         """
-        times = SimpleNamespace(perf_counter=self.clock.now, process_time=lambda: 1.5 * self.clock.time)
-        self._monkeypatch.setattr(measurement, "time", times)
+        measured.now, measured.cpu_now = self.clock.now, lambda: 1.5 * self.clock.time
         measured.clock.clock = self.clock
         for number, end in enumerate(ends, start=1):
             if number in after_loaders:
@@ -198,11 +195,9 @@ def test_utilization_is_a_share_or_unknown(
 
 
 @pytest.mark.parametrize(("seconds", "watts"), [(20.0, [150.0]), (5.0, [])])
-def test_power_is_that_of_a_time_that_is_long_enough(
-    seconds: float, watts: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "perf_counter", lambda: seconds)
+def test_power_is_that_of_a_time_that_is_long_enough(seconds: float, watts: list[float]) -> None:
     own = Measurement(2, 10)
+    own.now = lambda: seconds
     counter = EnergyCounter("cpu", "package-0", iter([1000.0, 4000.0]).__next__)
     own._energy = EnergyMeter(([counter], ["GPU: a reason"])), 0.0
     power = own._power()

@@ -65,7 +65,7 @@ def test_rank_0_reports_that_the_others_look_elsewhere(monkeypatch: pytest.Monke
     _fails(RankInfo(0, 2, 0, 1, 0, "Slurm"), r"rank 0 runs on .*, but Slurm's .* to 192.0.2.1; set MASTER_ADDR=")
 
 
-def test_worker_waiting_in_vain_reports_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_waiting_in_vain_reports_where_it_looked(monkeypatch: pytest.MonkeyPatch, names: Know) -> None:
     _store, free = serve_store()
     del _store
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.2")
@@ -75,8 +75,9 @@ def test_worker_waiting_in_vain_reports_where_it_looked(monkeypatch: pytest.Monk
         RankInfo(0, 2, 0, 1, 0, "MPICH"),
         rf"rank 1 did not connect; rank 0 listens on 127.0.0.2 of .*, port {free}: set MASTER_ADDR",
     )
-    monkeypatch.setattr(rendezvous, "is_here", lambda host: False)
-    _fails(RankInfo(1, 2, 0, 1, 1, "MPICH"), r"127.0.0.2 resolves to 127.0.0.2 on this host; set MASTER_ADDR")
+    names({"node1": "192.0.2.1"})
+    monkeypatch.setenv("MASTER_ADDR", "node1")
+    _fails(RankInfo(1, 2, 0, 1, 1, "MPICH"), r"node1 resolves to 192.0.2.1 on this host; set MASTER_ADDR")
 
 
 def test_name_with_another_hosts_address_too_is_reported(monkeypatch: pytest.MonkeyPatch, names: Know) -> None:

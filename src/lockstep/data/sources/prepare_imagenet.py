@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -53,7 +53,7 @@ class Archives:
     train_tars: dict[str, tuple[int, int]]
 
 
-def look(train: Path, val: Path, devkit: Path) -> Archives:
+def look(train: Path, val: Path, devkit: Path, names: Sequence[str] = ()) -> Archives:
     """Read and check the archives' tables of contents.
 
     Raises:
@@ -61,7 +61,7 @@ def look(train: Path, val: Path, devkit: Path) -> Archives:
     """
     for path, kind in ((train, "training"), (val, "validation"), (devkit, "devkit")):
         _check_kind(path, kind)
-    names, truth = numbered_classes(), _read_truth(devkit)
+    names, truth = names or numbered_classes(), _read_truth(devkit)
     unknown = sorted(set(truth) - set(range(1, len(names) + 1)))
     if unknown:
         raise DataError(

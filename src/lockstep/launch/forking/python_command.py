@@ -74,7 +74,7 @@ class PythonCommand:
         return replace(self, program=other.program) == other
 
 
-def python_command(command: Sequence[str], environment: Mapping[str, str]) -> PythonCommand:
+def python_command(command: Sequence[str], environment: Mapping[str, str], on: str = sys.platform) -> PythonCommand:
     """Parse a command as a Python program.
 
     Args:
@@ -83,7 +83,7 @@ def python_command(command: Sequence[str], environment: Mapping[str, str]) -> Py
     Raises:
         NotForkedError: It is not a Python program, or its workers cannot be forked.
     """
-    if sys.platform != "linux":
+    if on != "linux":
         raise NotForkedError("workers are forked only on Linux")
     if environment.get(PRELOAD, "1").lower() in ("0", "false", "no", "off"):
         raise NotForkedError(f"{PRELOAD}={environment[PRELOAD]}")

@@ -276,12 +276,10 @@ class Seats:
         environment: The variables that are the same in each generation.
     """
 
-    def __init__(self, job: NodeJob, staying: StayingWorkers) -> None:
-        self._job = job
-        self._staying = staying
+    def __init__(self, job: NodeJob, staying: StayingWorkers, own: Callable[[], list[tuple[str, str]]] = addresses):
+        self._job, self._staying, self._addresses = job, staying, own
         self.environment = {**handed_on(os.environ), **job.environment}
-        if "OMP_NUM_THREADS" not in self.environment:
-            self.environment["OMP_NUM_THREADS"] = str(threads(usable_cores(), job.workers))
+        self.environment.setdefault("OMP_NUM_THREADS", str(threads(usable_cores(), job.workers)))
 
     def common(self, address: str, own: str) -> dict[str, str]:
         """Return the variables of all workers of this generation, for a store at an address.
@@ -314,7 +312,7 @@ class Seats:
             return "" if self._job.is_elastic else f"={interface}"  # without "=", eth1 would also match eth10
         if self._job.interfaces:
             return f"={','.join(self._job.interfaces)}"
-        return f"={interface}" if only_interface(addresses()) == interface else ""
+        return f"={interface}" if only_interface(self._addresses()) == interface else ""
 
     def arrange(
         self, kept: Sequence[Worker], common: Mapping[str, str], address: str, port: int, errors: Path

@@ -110,7 +110,7 @@ class ProgressWatch:
         with suppress(OSError):  # a system that tells nothing of its processors
             self._oversubscription = Oversubscription()
         try:
-            self._energy = await asyncio.to_thread(_start_meter)
+            self._energy = await asyncio.to_thread(self.start_meter)
             while True:
                 await asyncio.sleep(STEPS_SECONDS)
                 await self._send_steps(ranks)
@@ -213,9 +213,9 @@ class ProgressWatch:
                 states.setdefault(rank, without_board(rank, pid))
         return tuple(states[rank] for rank in sorted(states))
 
+    @staticmethod
+    def start_meter() -> EnergyMeter:
+        from lockstep.energy.counters import find_counters
+        from lockstep.energy.meter import EnergyMeter
 
-def _start_meter() -> EnergyMeter:
-    from lockstep.energy.counters import find_counters
-    from lockstep.energy.meter import EnergyMeter
-
-    return EnergyMeter(find_counters())
+        return EnergyMeter(find_counters())

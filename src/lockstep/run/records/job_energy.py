@@ -19,9 +19,9 @@ class JobEnergy:
         is_counted: Whether any worker has a counter to read.
     """
 
-    def __init__(self, world: World, find: Callable[..., Found] = find_counters) -> None:
+    def __init__(self, world: World, find: Callable[..., Found] = find_counters, host: str = "") -> None:
         counters, unread = find([accelerator.pci_address(world.device)] if world.device.type != "cpu" else [])
-        host = socket.gethostname()
+        host = host or socket.gethostname()
         names = world.gather([f"{host} {counter.name}" for counter in counters])
         # Not only the worker with local rank 0, which may have been lost.
         earlier = {name for worker in names[: world.rank] for name in worker}

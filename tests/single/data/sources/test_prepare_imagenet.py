@@ -14,12 +14,12 @@ from PIL import Image
 
 from lockstep.config.schema import DataConfig
 from lockstep.data import catalog
-from lockstep.data.sources import prepare_imagenet
 from lockstep.data.sources.prepare_imagenet import look, numbered_classes, prepare
 from lockstep.errors import ConfigError, DataError
 from lockstep.files.folder_lock import holding
 
 CLASSES = {1: "n03000000", 2: "n01000000", 3: "n02000000"}
+NAMES = (*CLASSES.values(),)
 TRUTH = [2, 3, 1, 1, 2]
 Archives = tuple[Path, Path, Path]
 
@@ -51,11 +51,6 @@ def _write_devkit(path: Path, truth: list[int]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
-@pytest.fixture(autouse=True)
-def _three_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_imagenet, "numbered_classes", lambda: tuple(CLASSES.values()))
-
-
 @pytest.fixture
 def archives(tmp_path: Path) -> Archives:
     train, val, devkit = (tmp_path / name for name in ("train.tar", "val.tar", "devkit.tar.gz"))
@@ -66,7 +61,7 @@ def archives(tmp_path: Path) -> Archives:
 
 
 def _prepare(archives: Archives, folder: Path) -> tuple[int, int]:
-    return prepare(look(*archives), folder, lambda count: None)
+    return prepare(look(*archives, NAMES), folder, lambda count: None)
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
@@ -92,7 +87,7 @@ def test_the_tree_has_every_image_in_its_class(archives: Archives, tmp_path: Pat
 def test_it_continues_after_a_cut_and_keeps_complete_folders(archives: Archives, tmp_path: Path) -> None:
     train, dest = archives[0], tmp_path / "dest"
     whole = train.read_bytes()
-    ready = look(*archives)
+    ready = look(*archives, NAMES)
     train.write_bytes(whole[: ready.train_tars["n02000000"][0] + 700])  # cut in its third class's first image
     with pytest.raises(DataError, match=f"{train}.*download it again"):
         prepare(ready, dest, lambda count: None)
@@ -208,7 +203,7 @@ def test_members_that_would_leave_the_folder_are_refused(
 def test_damaged_header_between_images_is_not_taken_for_the_end(
     archives: Archives, tmp_path: Path, where: str, spoil: Callable[[bytes], bytes]
 ) -> None:
-    ready = look(*archives)
+    ready = look(*archives, NAMES)
     path = archives[1 if where == "validation" else 0]
     content = bytearray(path.read_bytes())
     begin = ready.train_tars["n03000000"][0] if where == "class" else 0
@@ -249,12 +244,12 @@ def test_two_commands_do_not_write_one_folder(archives: Archives, tmp_path: Path
 def test_progress_ends_at_the_archives_sizes(archives: Archives, tmp_path: Path) -> None:
     for _ in ("first", "again"):
         done: list[int] = []
-        prepare(look(*archives), tmp_path / "dest", done.append)
+        prepare(look(*archives, NAMES), tmp_path / "dest", done.append)
         assert sum(done) == archives[0].stat().st_size + archives[1].stat().st_size
 
 
 def test_reading_and_writing_errors_are_distinguished(archives: Archives, tmp_path: Path) -> None:
-    ready = look(*archives)
+    ready = look(*archives, NAMES)
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "train").touch()
     with pytest.raises(DataError, match=r"train/n.* cannot be written"):
@@ -267,7 +262,7 @@ def test_reading_and_writing_errors_are_distinguished(archives: Archives, tmp_pa
 def test_a_devkit_that_unpacks_without_end_is_one_message(archives: Archives) -> None:
     archives[2].write_bytes(gzip.compress(tar_of({"ILSVRC2012_devkit_t12/readme": bytes(65 << 20)}), 1))
     with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
-        look(*archives)
+        look(*archives, NAMES)
 
 
 def test_the_classes_are_imagenets() -> None:

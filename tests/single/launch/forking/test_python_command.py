@@ -192,9 +192,9 @@ def test_variable_that_the_preloaded_process_also_has_is_fine(name: str) -> None
     assert python_command([PYTHON, "train.py"], {name: "1"})
 
 
-def test_elsewhere_than_on_linux_workers_start_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert reason(PYTHON, "train.py") == "workers are forked only on Linux"
+def test_elsewhere_than_on_linux_workers_start_by_themselves() -> None:
+    with pytest.raises(NotForkedError, match=r"^workers are forked only on Linux$"):
+        python_command([PYTHON, "train.py"], {}, "darwin")
 
 
 def test_one_preloaded_process_serves_all_that_start_like_it() -> None:

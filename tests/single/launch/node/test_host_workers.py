@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lockstep.launch.node import host_workers
 from lockstep.launch.node.host_workers import Seats
 from lockstep.world.interfaces import LOOPBACK_INTERFACE
 
@@ -15,7 +15,12 @@ NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def variables(
-    interface: str, monkeypatch: pytest.MonkeyPatch, only: str = "", loopback: bool = False, **given: str
+    interface: str,
+    monkeypatch: pytest.MonkeyPatch,
+    only: str = "",
+    loopback: bool = False,
+    own: Sequence[str] = (),
+    **given: str,
 ) -> list[str | None]:
     """The interfaces of Gloo and NCCL on a host whose interface `interface` leads to the others."""
     for name in NAMES:
@@ -29,7 +34,7 @@ def variables(
         environment=given,
         loopback=loopback,
     )
-    this = Seats(job, nothing)
+    this = Seats(job, nothing, lambda: [(name, "10.0.0.1") for name in own])
     return [this.variables(interface).get(name) for name in NAMES]
 
 
@@ -47,8 +52,7 @@ def variables(
 def test_nccl_uses_one_interface_only_if_there_is_one(
     interface: str, own: list[str], nccl: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_workers, "addresses", lambda: [(name, "10.0.0.1") for name in own])
-    assert variables(interface, monkeypatch) == [interface, nccl]
+    assert variables(interface, monkeypatch, own=own) == [interface, nccl]
 
 
 def test_nccl_may_use_all_interfaces_that_the_job_is_held_to(monkeypatch: pytest.MonkeyPatch) -> None:

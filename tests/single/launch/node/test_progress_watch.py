@@ -261,7 +261,7 @@ def test_ranks_are_inspected_whatever_their_state(host: Host) -> None:
     assert (third.rank, third.pid, third.exit_code) == (2, 0, 3)
 
 
-def test_the_energy_of_the_host_and_of_its_workers_gpus_is_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_energy_of_the_host_and_of_its_workers_gpus_is_sent(host: Host) -> None:
     """Also without steps. Another job computes on the second GPU, whose worker has another rank."""
 
     def counter(kind: str, name: str, address: str = "") -> EnergyCounter:
@@ -272,7 +272,7 @@ def test_the_energy_of_the_host_and_of_its_workers_gpus_is_sent(host: Host, monk
         counter("gpu", "GPU 0", "0000:0a:00"),
         counter("gpu", "GPU 1", "0000:1a:00"),
     ]
-    monkeypatch.setattr(progress_watch, "_start_meter", lambda: EnergyMeter((counters, ["DRAM: a reason"])))
+    host.watch.start_meter = lambda: EnergyMeter((counters, ["DRAM: a reason"]))
     host.board.path.with_name("0-12.gpu").write_text("0000:0a:00")
     host.board.path.with_name("7-12.gpu").write_text("0000:1a:00")
 

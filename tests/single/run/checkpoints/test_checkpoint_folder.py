@@ -135,17 +135,19 @@ def test_too_little_room_is_foreseen(tmp_path: Path, room: Callable[[int], None]
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_removed_during_a_write_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = checkpoint_format.write
+def test_a_folder_removed_during_a_write_is_made_again(tmp_path: Path) -> None:
+    folder, confirmations = tmp_path / "run" / "checkpoints", list[bool]()
 
-    def write_into_nothing(*words: Any) -> None:
-        monkeypatch.undo()
-        shutil.rmtree(tmp_path / "run")
-        write(*words)
+    def confirm() -> None:  # before and after a write
+        confirmations.append(folder.exists())
+        if len(confirmations) == 2:
+            shutil.rmtree(tmp_path / "run")
 
-    monkeypatch.setattr(checkpoint_format, "write", write_into_nothing)
-    path = _save(tmp_path / "run" / "checkpoints", _snapshot(1))
-    assert checkpoint_format.load(path).step == 1
+    checkpoints = CheckpointFolder(folder, 3, confirm=confirm)
+    checkpoints.save(lambda: _snapshot(1))
+    checkpoints.wait()
+    assert checkpoint_format.load(folder / "step-00000001").step == 1
+    assert confirmations[:3] == [False, True, False]
 
 
 def test_an_interrupted_wait_for_a_write_is_repeated(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from lockstep.energy.counters import EnergyCounter, Found
 from lockstep.files.jsonl import read_records
 from lockstep.report.run_folder import read_run
 from lockstep.run import session
-from lockstep.run.records import job_energy
 from lockstep.run.records.job_energy import JobEnergy
 from lockstep.world.world import World
 
@@ -47,7 +46,7 @@ class _Job:
     def take(self, rank: int) -> list[Any]:
         self.local.rank = rank
         world = SimpleNamespace(rank=rank, device=torch.device("cpu"), gather=self.gather)
-        energy = JobEnergy(cast(World, world), self.find)
+        energy = JobEnergy(cast(World, world), self.find, self.hosts[rank])
         return [energy.take(), energy.take()]
 
 
@@ -60,12 +59,8 @@ class _Job:
         (["a", "b", "b"], ["0", "0", "1"], {"cpu": 6.0, "gpu": 300.0}),
     ],
 )
-def test_each_counter_of_each_host_counts_once(
-    hosts: list[str], gpus: list[str], joules: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = _Job(hosts, gpus)
-    monkeypatch.setattr(job_energy.socket, "gethostname", lambda: hosts[job.local.rank])
-    first, second = _in_threads(job.take, len(hosts))[0]
+def test_each_counter_of_each_host_counts_once(hosts: list[str], gpus: list[str], joules: dict[str, float]) -> None:
+    first, second = _in_threads(_Job(hosts, gpus).take, len(hosts))[0]
     assert first == (joules, ["DRAM: a reason"])
     assert second == ({"cpu": 0.0, "gpu": 0.0}, [])
 
