@@ -298,10 +298,10 @@ def _processes_in(namespace: str) -> list[psutil.Process]:
     except OSError:
         return []
     found = []
-    for process in psutil.process_iter():
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError, psutil.Error):  # it exited, or is a zombie
-            if os.stat(f"/proc/{process.pid}/ns/net").st_ino == wanted:
-                found.append(process)
+            if os.stat(f"/proc/{pid}/ns/net").st_ino == wanted:
+                found.append(psutil.Process(int(pid)))
     return found
 
 
