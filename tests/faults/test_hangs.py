@@ -14,12 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import LOCKSTEP, run, started
+from time_limits import scaled
 
 from lockstep.diagnosis.board import Layout
 from lockstep.errors import HangError
 
 SUPPORT = Path(__file__).parents[1] / "support"
-HANG_SECONDS = 5
+HANG_SECONDS = 3
 DOING = {
     "sleep": "at hanging.py",
     "busy": "at hanging.py",
@@ -62,7 +63,7 @@ LONG = [
 
 
 def command(engine: str, kind: str, workers: int, rank: int) -> list[str]:
-    flags = ["-np", str(workers), "--hang-timeout", str(HANG_SECONDS)]
+    flags = ["-np", str(workers), "--hang-timeout", f"{scaled(HANG_SECONDS)}"]
     if engine != "train":
         return [*LOCKSTEP, "run", *flags, "--", sys.executable, str(SUPPORT / "hanging.py"), engine, kind, str(rank)]
     parts = ["--data", "hanging:data", "--model", "hanging:net", "-b", "4", "--epochs", "2", "-j", "1"]
@@ -103,7 +104,7 @@ dist.init_process_group("gloo")
 
 def test_hang_before_the_import_of_torch_is_explained(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(10_000)\n")
-    flags = ["-np", "2", "--hang-timeout", str(HANG_SECONDS)]
+    flags = ["-np", "2", "--hang-timeout", f"{scaled(HANG_SECONDS)}"]
     done = run([*LOCKSTEP, "run", *flags, "--", sys.executable, "-c", EARLY], tmp_path)
     assert done.returncode == HangError.exit_code, done.stderr
     assert "lockstep: rank 1 has not entered the creation of a process group; rank 0 has waited" in done.stderr

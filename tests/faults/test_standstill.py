@@ -107,7 +107,7 @@ def _wake(pid: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("seconds", [2.0, pytest.param(20.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(20.0, marks=pytest.mark.long)])
 def test_a_worker_that_stands_still_is_waited_for(tmp_path: Path, seconds: float) -> None:
     run_in_workers(2, _train, tmp_path / "whole", _stand_still, 0.0)
     start = time.monotonic()
@@ -138,7 +138,7 @@ def _parts(launcher: psutil.Process) -> dict[str, psutil.Process]:
 @pytest.mark.parametrize(
     ("names", "seconds"),
     [
-        (("launcher", "node", "guard"), 2.0),
+        (("launcher", "node", "guard"), 1.0),
         *(pytest.param((name,), 20.0, marks=pytest.mark.long) for name in ("launcher", "node", "guard")),
     ],
 )

@@ -22,7 +22,7 @@ from lockstep.world.world import World
 
 def _wait_for_ever(world: World, folder: Path, writes_seconds: float) -> None:
     """The last worker ends; the others' main threads wait where no error reaches them."""
-    peer_loss.PATIENCE_SECONDS = 0.5
+    peer_loss.PATIENCE_SECONDS = 0.2
 
     def tell(error: LostPeerError) -> int:
         (folder / f"told by {world.rank}").write_text(str(error))
@@ -48,7 +48,7 @@ def _wait_for_ever(world: World, folder: Path, writes_seconds: float) -> None:
 
 def test_all_others_end(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="worker 0:\nended without an answer\nworker 1:\nended without an answer"):
-        run_in_workers(3, _wait_for_ever, tmp_path, 2.0)
+        run_in_workers(3, _wait_for_ever, tmp_path, 1.0)
     for rank in range(2):
         assert "worker 2 disconnected" in (tmp_path / f"told by {rank}").read_text()
         assert (tmp_path / f"written by {rank}").exists()
@@ -61,7 +61,7 @@ def test_orderly_exits_are_distinguished(world: World) -> None:
     world.barrier()
     time.sleep(0.3 * world.rank)
     watch.close()
-    time.sleep(1)
+    time.sleep(0.5)
 
 
 def _end_for_a_reason_of_its_own(world: World) -> str:
@@ -71,7 +71,7 @@ def _end_for_a_reason_of_its_own(world: World) -> str:
     world.barrier()
     if world.rank == 1:
         os._exit(9)
-    time.sleep(1)
+    time.sleep(0.5)
     raise ZeroDivisionError
 
 
@@ -98,7 +98,19 @@ DOING = {
 @pytest.mark.parametrize("kind", ["sleep", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("data", "stop"))])
 def test_under_torchrun_the_workers_explain_a_hang_and_end(tmp_path: Path, kind: str) -> None:
     environment = own_environment(PYTHONPATH=str(SUPPORT), HANGING=f"{kind} 1", OMP_NUM_THREADS="1")
-    command = [*TORCHRUN, "-m", "lockstep", "train", *TRAIN, "--run-dir", "run", "--lr", "0.01", "--hang-timeout", "5"]
+    command = [
+        *TORCHRUN,
+        "-m",
+        "lockstep",
+        "train",
+        *TRAIN,
+        "--run-dir",
+        "run",
+        "--lr",
+        "0.01",
+        "--hang-timeout",
+        f"{scaled(3)}",
+    ]
     done = run(command, tmp_path, environment)
     text = done.stdout + done.stderr
     assert done.returncode, text

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from commands import LOCKSTEP, run
 from simulated_gpu import on_gpus
+from time_limits import scaled
 
 from lockstep.diagnosis import flight_recorder
 from lockstep.errors import HangError
@@ -51,7 +52,7 @@ def test_a_hang_names_the_rank_and_the_devices_collective(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     program = [sys.executable, str(TESTS / "support/hanging.py"), backend, "sleep", "1"]
-    done = run([*LOCKSTEP, "run", "-np", "2", "--hang-timeout", "5", "--", *program], tmp_path)
+    done = run([*LOCKSTEP, "run", "-np", "2", "--hang-timeout", f"{scaled(3)}", "--", *program], tmp_path)
     assert done.returncode == HangError.exit_code, done.stdout + done.stderr
     assert re.search(r"lockstep: rank 1 has not entered all_reduce #\d+ of float\[196\]; rank 0 has", done.stderr)
     assert re.search(r"lockstep: rank 1 is in user code, at hanging.py:\d+ in misbehave", done.stderr), done.stderr
