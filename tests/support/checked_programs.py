@@ -43,6 +43,11 @@ def net(seed: int | None = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, CLASSES))
 
 
+def replica() -> DistributedDataParallel:
+    start()
+    return DistributedDataParallel(net())
+
+
 def sgd(model: nn.Module, **named: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **named})
 
@@ -126,15 +131,13 @@ def bare_model() -> None:
 
 @fault(SAME_WEIGHTS, "inner module", "model(inputs)", "bypass")
 def inner_module() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model.module, sgd(model), sharded(data()))
 
 
 @fault(SAME_WEIGHTS, "inner module", "model.module[0]", "bypass")
 def part_of_module() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(lambda inputs: model.module[2](torch.relu(model.module[0](inputs))), sgd(model), sharded(data()))
 
 
@@ -156,8 +159,7 @@ def loss_in_method() -> None:
 
 @fault(SAME_WEIGHTS, "inner module", "model(inputs)", "bypass")
 def compiled_inner_module() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(torch.compile(model.module, backend="eager"), sgd(model), sharded(data()))
 
 
@@ -196,8 +198,7 @@ def own_start() -> None:
 
 @fault(SAME_START, "first 2.weight", "optimizer.step()", "start")
 def own_head() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     torch.manual_seed(rank)
     nn.init.normal_(model.module[2].weight)
     train(model, sgd(model), sharded(data()))
@@ -225,50 +226,43 @@ def hvd_without_broadcast() -> None:
 
 @fault(SAME_WEIGHTS, "worker 0 skipped step 6", "optimizer.step()", "skipped")
 def skips_on_high_loss() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data()), steps=lambda step, loss: 0 if rank == 0 and step == 5 else 1)
 
 
 @fault(SAME_WEIGHTS, "worker 1 skipped step 8", "optimizer.step()", "skipped")
 def skips_on_nan() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data()), steps=lambda step, loss: 0 if step == 7 and rank == 1 else 1)
 
 
 @fault(SAME_WEIGHTS, "worker 1 took step 6 a second time", "optimizer.step()", "repeated")
 def steps_twice() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data()), steps=lambda step, loss: 2 if rank == 1 and step == 4 else 1)
 
 
 @fault(SAME_SETTINGS, "lr is", "optimizer.step()", "settings")
 def rate_by_rank() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model, lr=0.1 * (rank + 1)), sharded(data()))
 
 
 @fault(SAME_SETTINGS, "weight_decay is", "optimizer.step()", "settings")
 def decay_by_rank() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model, weight_decay=0.01 * rank), sharded(data()))
 
 
 @fault(SAME_SETTINGS, "momentum is", "optimizer.step()", "settings")
 def momentum_by_rank() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model, momentum=0.9 if rank else 0.8), sharded(data()))
 
 
 @fault(SAME_SETTINGS, "lr is", "optimizer.step()", "settings")
 def plateau_of_own_loss() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     train(model, optimizer, sharded(data()), after=lambda step, loss: scheduler.step(float(loss.detach())))
@@ -276,8 +270,7 @@ def plateau_of_own_loss() -> None:
 
 @fault(SAME_SETTINGS, "from step 7 on: lr is", "optimizer.step()", "settings")
 def scheduler_on_rank_0() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     loader = sharded(data())
@@ -290,8 +283,7 @@ def scheduler_on_rank_0() -> None:
 
 @fault(SAME_WEIGHTS, "added after wrapping", "optimizer.step()", "added")
 def added_later() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     head = nn.Linear(CLASSES, CLASSES)
     model.module.append(head)
     train(model, sgd(model), sharded(data()))
@@ -299,16 +291,14 @@ def added_later() -> None:
 
 @fault(SAME_WEIGHTS, "no_sync", "loss.backward()", "no_sync")
 def never_synchronized() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     with model.no_sync():
         train(model, sgd(model), sharded(data()))
 
 
 @fault(SAME_WEIGHTS, "no_sync", "F.cross_entropy(model(inputs), labels).backward()", "no_sync")
 def accumulates_wrongly() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, loader = sgd(model), sharded(data())
     for number, (inputs, labels) in enumerate(loader):
         with model.no_sync() if number % 2 else contextlib.nullcontext():
@@ -386,15 +376,13 @@ def same_seed() -> None:
 
 @fault(OTHERS, "same 192 samples", "in loader:", "same samples")
 def not_shuffled() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), DataLoader(data(), BATCH))
 
 
 @fault(OTHERS, "same samples", "optimizer.step()", "same samples")
 def same_stream() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
     torch.manual_seed(5)
     for _ in range(20):
@@ -411,30 +399,26 @@ class Stream(IterableDataset[Any]):
 
 @fault(OTHERS, "same samples", "in loader:", "same samples")
 def same_iterable() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), DataLoader(Stream(), BATCH))
 
 
 @fault(OTHERS, "same 96 samples", "in loader:", "same samples")
 def same_rank_in_sampler() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data(), num_replicas=size, rank=0))
 
 
 @fault(OTHERS, "several workers", "in loader:", "overlap")
 def other_seeds_no_sampler() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     torch.manual_seed(rank)
     train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
 
 
 @fault(NEW_ORDER, "same order", "in loader:", "order")
 def no_set_epoch_in_a_loop_for_all() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, dataset = sgd(model), data()
     parts = sharded(dataset), DataLoader(Subset(dataset, range(40)), BATCH)
     for loader in 3 * parts:
@@ -449,15 +433,13 @@ def no_set_epoch_in_a_loop_for_all() -> None:
 
 @fault(NEW_ORDER, "same order", "in loader:", "order")
 def no_set_epoch() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data()), sets_epoch=False)
 
 
 @fault(NEW_ORDER, "same order", "in loader:", "order")
 def seeds_each_epoch() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, dataset = sgd(model), data()
     part = Subset(dataset, range(rank, len(dataset), size))
     for _ in range(3):
@@ -467,8 +449,7 @@ def seeds_each_epoch() -> None:
 
 @fault(ALL_SAMPLES, "96 of 192", "in loader:", "unread")
 def unread_half() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data(), num_replicas=2 * size, rank=rank))
 
 
@@ -510,8 +491,7 @@ def repeats_in_processes() -> None:
 
 @fault(SAME_LENGTH, "6, 5 batches", "in loader:", "length")
 def longer_on_rank_0() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     part = Subset(dataset, range(rank, len(dataset) - 2 * BATCH * rank, size))
     train(model, sgd(model), DataLoader(part, BATCH, shuffle=True))
@@ -519,8 +499,7 @@ def longer_on_rank_0() -> None:
 
 @fault(SAME_SHARE, "12 and 4", "optimizer.step()", "uneven")
 def uneven_batches() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     part = Subset(dataset, range(48) if rank else range(48, SAMPLES))
     train(model, sgd(model), DataLoader(part, 4 if rank else 12, shuffle=True))
@@ -528,8 +507,7 @@ def uneven_batches() -> None:
 
 @fault(SAME_SHARE, "targets", "optimizer.step()", "uneven")
 def uneven_targets() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     for number in range(len(dataset)):
         if number % size and number % 5:
@@ -550,8 +528,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], reduces: bool) -> float:
 
 
 def _with_evaluation(evaluates: Callable[[DistributedDataParallel, Dataset[Any]], object]) -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, loader, held = sgd(model), sharded(data()), data(100)
     for epoch in range(3):
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -639,8 +616,7 @@ def saves_own_averages() -> None:
 
 @fault(SAME_WEIGHTS, "step 7 on", "optimizer.step()", "changed")
 def loads_on_rank_0() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
 
     def load(step: int, loss: torch.Tensor) -> None:
         if step == 6 and rank == 0:
@@ -651,8 +627,7 @@ def loads_on_rank_0() -> None:
 
 @fault(SAME_WEIGHTS, "states differ", "optimizer.step()", "changed")
 def state_on_rank_0() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model, momentum=0.9)
     for parameter in model.parameters():
         if rank == 0:
@@ -750,8 +725,7 @@ def ddp() -> None:
 
 @correct
 def ddp_adam_scheduler() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
     loader = sharded(data())
@@ -763,8 +737,7 @@ def ddp_adam_scheduler() -> None:
 
 @correct
 def ddp_step_that_raises() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
 
     def fail() -> float:
@@ -777,8 +750,7 @@ def ddp_step_that_raises() -> None:
 
 @correct
 def ddp_compiled() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(torch.compile(model, backend="eager"), sgd(model), sharded(data()))
 
 
@@ -791,15 +763,13 @@ def compiled_before_ddp() -> None:
 
 @correct
 def ddp_uneven_data() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     train(model, sgd(model), sharded(data(SAMPLES - 5)))
 
 
 @correct
 def ddp_loader_processes() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     loader = DataLoader(dataset, BATCH, sampler=DistributedSampler(dataset), num_workers=2, persistent_workers=True)
     train(model, sgd(model), loader)
@@ -807,8 +777,7 @@ def ddp_loader_processes() -> None:
 
 @correct
 def ddp_accumulates() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, loader = sgd(model), sharded(data())
     number = 0
     for epoch in range(3):
@@ -824,8 +793,7 @@ def ddp_accumulates() -> None:
 
 @correct
 def ddp_joins() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     part = Subset(dataset, range(120) if rank else range(120, SAMPLES))
     with model.join():
@@ -869,8 +837,7 @@ def ddp_noise_in_processes() -> None:
 
 @correct
 def ddp_average() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     average = torch.optim.swa_utils.AveragedModel(model.module)
     train(model, sgd(model), sharded(data()), after=lambda step, loss: average.update_parameters(model.module))
 
@@ -918,8 +885,7 @@ def ddp_ignores_parameters() -> None:
 
 @correct
 def ddp_feature_of_module() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, loader = sgd(model), sharded(data())
     for epoch in range(3):
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -1041,8 +1007,7 @@ def hvd_optimizer() -> None:
 def zero_optimizer() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     train(model, optimizer, sharded(data()))
 
@@ -1116,8 +1081,7 @@ def lightning_fit() -> None:
 
 @correct
 def own_shards_stream() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
     torch.manual_seed(rank)
     for _ in range(20):
@@ -1202,8 +1166,7 @@ def own_average_clipped() -> None:
 
 @correct
 def weighted_sampler() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     torch.manual_seed(rank)
     sampler = torch.utils.data.WeightedRandomSampler([1.0] * SAMPLES, SAMPLES // size)
     train(model, sgd(model), DataLoader(data(), BATCH, sampler=sampler))
@@ -1211,8 +1174,7 @@ def weighted_sampler() -> None:
 
 @correct
 def own_subset() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     part = Subset(dataset, range(rank, len(dataset), size))
     train(model, sgd(model), DataLoader(part, BATCH, shuffle=True))
@@ -1235,8 +1197,7 @@ def parts_of_model() -> None:
 
 @correct
 def scaler() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, loader = sgd(model), sharded(data())
     scales = torch.amp.GradScaler("cpu")
     for epoch in range(3):
@@ -1279,8 +1240,7 @@ class Balanced(DistributedSampler[Any]):
 
 @correct
 def sampler_of_a_part() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     dataset = data()
     train(model, sgd(model), DataLoader(dataset, BATCH, sampler=Balanced(dataset)))
 
@@ -1300,8 +1260,7 @@ class Drawn(Dataset[Any]):
 
 @correct
 def data_drawn_at_random() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     torch.manual_seed(rank)
     train(model, sgd(model), DataLoader(Drawn(SAMPLES), BATCH))
 
@@ -1313,8 +1272,7 @@ def repeat(loader: DataLoader[Any]) -> Iterator[Any]:
 
 @correct
 def two_loaders() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer, first, second = sgd(model), sharded(data()), sharded(data(SAMPLES - BATCH))
     for epoch in range(3):
         first.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -1328,8 +1286,7 @@ def two_loaders() -> None:
 
 @correct
 def short_loader_repeats() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
     part = Subset(data(), range(60) if rank else range(60, SAMPLES))
     batches = repeat(DataLoader(part, 12, shuffle=True, drop_last=True))
@@ -1342,8 +1299,7 @@ def short_loader_repeats() -> None:
 
 @correct
 def split_of_one_data_set() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     torch.manual_seed(rank)
     own = range(rank, SAMPLES // 2, size)
     train(model, sgd(model), DataLoader(data(), BATCH, sampler=torch.utils.data.SubsetRandomSampler(own)))
@@ -1351,8 +1307,7 @@ def split_of_one_data_set() -> None:
 
 @correct
 def own_draws() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     torch.manual_seed(rank)
     dataset = data()
     sampler = torch.utils.data.RandomSampler(dataset, num_samples=SAMPLES // size)
@@ -1382,8 +1337,7 @@ def hvd_joins() -> None:
 
 @correct
 def long_and_short_rows() -> None:
-    start()
-    model = DistributedDataParallel(net())
+    model = replica()
     optimizer = sgd(model)
     torch.manual_seed(rank)
     for number in range(12):
