@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, own_environment, run, started
-from runs import final_weights
 from time_limits import wait_for_ends
 
 from lockstep.config.values import NOTICE
@@ -174,9 +173,8 @@ def test_a_killed_worker_is_named_and_nothing_stays_behind(tmp_path: Path) -> No
     assert (end["exit_code"], end["cause"]["rank"], end["cause"]["signal"]) == (137, 1, "SIGKILL")
 
 
-@pytest.mark.parametrize("launcher", ["", f"run -np 2 -- {sys.executable} -m lockstep"])
-def test_ctrl_c_stops_all_workers_after_a_checkpoint_with_a_hint(tmp_path: Path, launcher: str) -> None:
-    words = [*launcher.split(), "train", *["-np", "2"] * (not launcher), "--epochs", "500", "--resume", "auto"]
+def test_ctrl_c_stops_all_workers_after_a_checkpoint_with_a_hint(tmp_path: Path) -> None:
+    words = ["train", "-np", "2", "--epochs", "500", "--resume", "auto"]
     with started([*LOCKSTEP, *words], tmp_path) as job:
         job.wait_for("epoch   1/500")
         family = job.descendants()
@@ -275,37 +273,13 @@ def test_a_stop_while_the_job_waits_for_slots_names_what_is_left(tmp_path: Path,
         assert last == "lockstep: no checkpoint was written, so there is nothing to resume"
 
 
-def test_a_job_killed_at_any_moment_resumes_bit_identically(tmp_path: Path) -> None:
-    train = (*LOCKSTEP, "train", "-np", "2", "--epochs", "3", "--checkpoint-steps", "5", "--log-every", "5")
-    assert run([*train, "--run-dir", "whole"], tmp_path).returncode == 0
-    with started([*train, "--run-dir", "killed"], tmp_path) as job:
-        job.wait_for("step 15 ")  # the second checkpoint has waited for the first to be written
-        for process in [job, *job.descendants()]:
-            with suppress(psutil.NoSuchProcess):  # one that ends with those before it
-                process.kill()
-    assert list((tmp_path / "killed" / "checkpoints").glob("step-*"))
-    done = run([*train, "--run-dir", "killed", "--resume", "auto"], tmp_path)
-    assert "resumed after step" in done.stdout
-    assert final_weights(tmp_path / "killed") == final_weights(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("damaged", ["image", "loss", "data"])
-def test_error_in_one_worker_is_printed_once_and_ends_the_job(tmp_path: Path, folder: Path, damaged: str) -> None:
+def test_error_in_one_worker_is_printed_once_and_ends_the_job(tmp_path: Path, folder: Path) -> None:
     image = folder / "train" / "blue" / "007.png"
-    words = ["train", str(folder), "-np", "2", "-a", "cifar-small", "-b", "4"]
-    if damaged == "image":
-        image.write_bytes(image.read_bytes()[:60])
-        words += ["--in-memory", "never", "--image-size", "32"]
-        code, hint = 4, str(image)
-    elif damaged == "loss":
-        words += ["--lr", "1e30"]
-        code, hint = 6, "Lower --lr"
-    else:
-        words = ["train", "mnist", "-np", "2", "--no-download"]
-        code, hint = 4, "lockstep data get mnist"
-    done = run([*LOCKSTEP, *words], tmp_path)
-    assert done.returncode == code
-    assert hint in done.stderr
+    image.write_bytes(image.read_bytes()[:60])
+    words = ["-np", "2", "-a", "cifar-small", "-b", "4", "--in-memory", "never", "--image-size", "32"]
+    done = run([*LOCKSTEP, "train", folder, *words], tmp_path)
+    assert done.returncode == 4
+    assert str(image) in done.stderr
     assert done.stderr.count("error:") == 1
     assert "Traceback" not in done.stderr
 
@@ -315,7 +289,7 @@ def test_a_script_that_stops_by_itself_gets_the_time_for_it(tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, sys, time\n"
-        "def save(*_):\n    time.sleep(5); open('saved', 'w').close(); sys.exit(0)\n"
+        "def save(*_):\n    time.sleep(4); open('saved', 'w').close(); sys.exit(0)\n"
         "if os.environ['RANK'] == '0':\n    signal.signal(signal.SIGTERM, save)\n"
         "print('worker is up', flush=True)\ntime.sleep(100)\n"
     )

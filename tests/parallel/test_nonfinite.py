@@ -39,6 +39,7 @@ def test_the_worker_the_step_and_the_cause_are_named(tmp_path: Path) -> None:
         )
         assert "worker 0 on" not in text
         assert "last good checkpoint" in text
+        assert "Lower --lr, lengthen --warmup-epochs or add --clip-norm 1" in text
 
 
 def test_skipped_steps_are_counted_in_the_records(tmp_path: Path) -> None:
