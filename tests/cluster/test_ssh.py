@@ -110,19 +110,24 @@ def test_a_killed_loader_process_is_its_workers_error(bed: Bed, tmp_path: Path) 
     assert job.survivors() == []
 
 
+OF_SSH = [  # what ssh says of them: test_job_outcome
+    ("node1:1,closed:1", (), "closed", "SSH server"),
+    ("node1:1,stranger:1", (), "stranger", "host key"),
+    ("node1:1,nowhere.invalid:1", (), "nowhere.invalid", "name"),
+]
+
+
 @pytest.mark.parametrize(
     ("hosts", "options", "named", "fix"),
     [
         ("node1:1,ghost:1", (), "ghost", "it is up"),
-        ("node1:1,closed:1", (), "closed", "SSH server"),
         ("node1:1,nokey:1", (), "nokey", "key"),
-        ("node1:1,stranger:1", (), "stranger", "host key"),
-        ("node1:1,nowhere.invalid:1", (), "nowhere.invalid", "name"),
         ("node1:1,node2:1", ("--python", "/no/such/python"), "node", "--python"),  # whichever answers first
         ("node1:1,node2:1", ("--python", "{without}"), "node", "lockstep"),
         ("node1:1,node2:1", ("--python", "{older}"), "node2", "0.0.1"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in OF_SSH),
     ],
-    ids=["unreachable", "refused", "no key", "unknown host key", "no such name", "no python", "no package", "version"],
+    ids=["unreachable", "no key", "no python", "no package", "version", "refused", "unknown host key", "no such name"],
 )
 def test_a_host_that_cannot_start_is_named_with_the_fix(
     bed: Bed, tmp_path: Path, hosts: str, options: tuple[str, ...], named: str, fix: str

@@ -54,7 +54,7 @@ def test_a_job_runs_with_its_exit_code_if_its_output_is_lost(tmp_path: Path, kin
         assert "Traceback" not in told
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(1, "full"), (2, "pipe")])
+@pytest.mark.parametrize(("workers", "kind"), [pytest.param(1, "full", marks=pytest.mark.long), (2, "pipe")])
 def test_a_training_is_finished(tmp_path: Path, workers: int, kind: str) -> None:
     code, told = code_and_errors([*TRAIN, "--epochs", "1", "-np", str(workers)], tmp_path, kind, errors=True)
     assert code == 0, told

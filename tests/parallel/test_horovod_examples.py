@@ -39,7 +39,7 @@ def epochs(printed: str) -> list[int]:
     ("command", "words"),
     [
         (BY_HOROVODRUN, ("--fp16-allreduce", "--gradient-predivide-factor", "2")),
-        (BY_HOROVODRUN, ("--use-adasum",)),
+        pytest.param(BY_HOROVODRUN, ("--use-adasum",), marks=pytest.mark.long),
         pytest.param((*MPICH, "-np", "2", sys.executable), (), marks=[pytest.mark.cold, pytest.mark.long]),
     ],
     ids=["fp16", "Adasum", "MPICH"],

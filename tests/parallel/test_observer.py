@@ -240,7 +240,7 @@ def test_a_program_without_a_launcher_is_observed_if_asked(tmp_path: Path) -> No
     assert (last["kind"], last["step"], last["exit_code"]) == ("end", 3, 0)
 
 
-@pytest.mark.parametrize("by", ["mp.spawn", "torchrun"])
+@pytest.mark.parametrize("by", [pytest.param("mp.spawn", marks=pytest.mark.long), "torchrun"])
 def test_workers_that_the_only_worker_starts_are_compared(by: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STARTED)
     command = [sys.executable, "program.py", str(free_port()), "spawn"]

@@ -72,6 +72,7 @@ def test_few_lines_of_a_script_change(former: str) -> None:
     assert 0 < len(new) <= MAX_CHANGED_LINES, "\n".join(new)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_OTHER_LIBRARIES)
 def test_programs_of_other_libraries_run_as_they_are(name: str, tmp_path: Path) -> None:
     done = run(
@@ -89,8 +90,8 @@ def test_stopped_script_resumes_on_another_number_of_workers(size: int, tmp_path
     assert [step for step, *_ in _figures(tmp_path)] == list(range(1, 13))
 
 
-@pytest.mark.parametrize("name", ["gpt", "horovod"])  # the long form kills all of them
-def test_a_killed_script_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_killed_script_resumes_with_the_same_bits(tmp_path: Path) -> None:  # the long form kills all of them
+    name = "gpt"
     _finish(name, tmp_path / "undisturbed")
     killed = _train(name, tmp_path / "killed", OWN_SIGNAL="1:6:SIGKILL")
     assert killed.returncode not in (0, StoppedError.exit_code), killed.stderr

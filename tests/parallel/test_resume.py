@@ -42,11 +42,11 @@ def _train(size: int, path: Path, **settings: object) -> None:
 @pytest.mark.parametrize(
     ("size", "end", "options", "stopped_after"),
     [
-        (2, End(3, KilledError), {"checkpoint_steps": 2}, None),
         (3, End(8, KilledError), {"checkpoint_epochs": 0, "checkpoint_steps": 7}, None),
         # The agreement of this step had begun before the signal came; the next comes with the next step.
-        (2, End(2), {}, 3),
         (2, End(5, rank=1), {"log_every": 4}, 6),
+        pytest.param(2, End(3, KilledError), {"checkpoint_steps": 2}, None, marks=pytest.mark.long),
+        pytest.param(2, End(2), {}, 3, marks=pytest.mark.long),
         pytest.param(3, End(7, rank=2), {}, 8, marks=pytest.mark.long),
     ],
     ids=str,
@@ -86,8 +86,7 @@ def _train_tables(world: World, path: Path, settings: dict[str, Any]) -> None:
     run_with(configure(**common, **settings), world, small_digits(48, 16), model)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
-@pytest.mark.parametrize("precision", ["fp32", "O2"])
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "O2"), ("horovod", "fp32")])
 def test_unusual_buffers_are_trained_with_and_resumed(strategy: str, precision: str, tmp_path: Path) -> None:
     for more in ({"max_steps": 2}, {"resume": "auto"}):
         run_in_workers(2, _train_tables, tmp_path, {"strategy": strategy, "precision": precision, **more})
@@ -158,9 +157,9 @@ def test_sharded_optimizer_of_an_own_loop_is_gathered(tmp_path: Path) -> None:
     ],
 )
 def test_every_kind_of_state_is_resumed(tmp_path: Path, extra: dict[str, object]) -> None:
-    _train(3, tmp_path / "whole", **extra)
-    _train(3, tmp_path / "stopped", max_steps=7, **extra)
-    _train(3, tmp_path / "stopped", resume="auto", **extra)
+    _train(2, tmp_path / "whole", **extra)
+    _train(2, tmp_path / "stopped", max_steps=7, **extra)
+    _train(2, tmp_path / "stopped", resume="auto", **extra)
     assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
     states = [
         max((tmp_path / run / "checkpoints").glob("step-*")) / "states.safetensors" for run in ("whole", "stopped")

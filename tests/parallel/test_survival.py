@@ -120,7 +120,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tor
 # Worker 0 writes: if it is lost, the newest snapshot and the newest checkpoint (of steps 3, 6, ...) may be incomplete.
 @pytest.mark.parametrize(
     ("moment", "victim", "earliest"),
-    [("forward", 0, 3), ("update", 1, 6), ("evaluation", 0, 4), ("loader", 1, 0)],
+    [
+        ("forward", 0, 3),
+        ("loader", 1, 0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("update", 1, 6), ("evaluation", 0, 4))),
+    ],
 )
 def test_others_keep_their_processes_and_take_the_same_steps(
     tmp_path: Path, undisturbed: Any, moment: str, victim: int, earliest: int

@@ -87,6 +87,7 @@ def test_all_ways_take_the_same_steps(script: str, trained: dict[str, tuple[Path
     assert all(torch.allclose(weights[name], others[name], atol=1e-3) for name in weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("by", "writer"), [("05_horovod.py", "01_one_process.py"), ("03_ddp.py", "05_horovod.py")])
 def test_each_goes_on_from_anothers_checkpoint(
     by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], next_loss: float, tmp_path: Path
@@ -116,6 +117,7 @@ def test_one_worker_writes_curves_of_all(tmp_path: Path) -> None:
     assert curves.Scalars("Top1/val")[-1].value == pytest.approx(int(printed[-1].split()[4]) / 360)
 
 
+@pytest.mark.long
 def test_accumulated_passes_are_one_large_batch(tmp_path: Path) -> None:
     words = ("--epochs", "5", "--scale-rate")
     one = lines(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "128", folder=tmp_path)

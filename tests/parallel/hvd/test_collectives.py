@@ -143,7 +143,7 @@ def test_average_of_whole_numbers_is_cut_toward_zero(rank: int) -> None:
             assert hvd.reducescatter(mine.view(-1, 2).repeat(2, 1))[0].tolist() == [2, -2]
 
 
-@on_hvd_workers(2, 3)
+@on_hvd_workers(3)
 def test_truth_values_are_reduced_to_any_or_all(rank: int, size: int) -> None:
     meaning = {hvd.Sum: any, hvd.Max: any, hvd.Min: all, hvd.Product: all, hvd.Average: all}
     for count in (INLINE, 4 * FUSED):
@@ -181,7 +181,7 @@ def test_groups_mix_dtypes_and_sizes(rank: int, size: int) -> None:
         assert_is(got, reduced(inputs, hvd.Sum).tensor_split(size)[rank])
 
 
-@on_hvd_workers(2, 3)
+@on_hvd_workers(3)
 def test_pending_operations_of_all_kinds_do_not_mix(rank: int, size: int) -> None:
     """Single tensors and groups of one, of several dtypes, operations and sizes, fused or not, all pending at once."""
     waiting = []
@@ -207,7 +207,7 @@ def test_pending_operations_of_all_kinds_do_not_mix(rank: int, size: int) -> Non
             assert_is(got, want)
 
 
-@on_hvd_workers(2, 3)
+@on_hvd_workers(3)
 def test_broadcast_of_every_dtype_layout_and_root(rank: int, size: int) -> None:
     for form, call in BROADCAST.items():
         in_place = form.endswith("_")
@@ -224,7 +224,7 @@ def test_broadcast_of_every_dtype_layout_and_root(rank: int, size: int) -> None:
                 assert_is(call(values_of(rank, dtype, count), 1), values_of(1, dtype, count), (form, dtype))
 
 
-@on_hvd_workers(2, 3)
+@on_hvd_workers(3)
 def test_allgather_of_every_dtype_layout_and_number_of_rows(rank: int, size: int) -> None:
     for form, call in ALLGATHER.items():
         for layout in WITH_ROWS:
@@ -237,7 +237,7 @@ def test_allgather_of_every_dtype_layout_and_number_of_rows(rank: int, size: int
         assert_is(call(large[rank]), torch.cat(large))
 
 
-@on_hvd_workers(2, 3)
+@on_hvd_workers(3)
 def test_alltoall_with_and_without_splits(rank: int, size: int) -> None:
     for dtype in MOVED:
         for count in (12, 12 * 30_000):
@@ -266,7 +266,7 @@ def test_alltoall_with_and_without_splits(rank: int, size: int) -> None:
     assert_is(hvd.alltoall(torch.empty(0, 3)), torch.empty(0, 3))
 
 
-@on_hvd_workers(2, 3)
+@on_hvd_workers(3)
 def test_reducescatter_of_every_dtype_layout_and_number_of_rows(rank: int, size: int) -> None:
     for form, call in REDUCESCATTER.items():
         for layout in WITH_ROWS:

@@ -63,13 +63,12 @@ def values(rank: int) -> list[torch.Tensor]:
     ]
 
 
-@on_workers(2, 3, buffer_bytes=[32 << 20, 1, 10_000])
+@on_workers(2, buffer_bytes=[32 << 20, 1, 10_000])
 def test_every_dtype_is_reduced_as_by_a_reference(rank: int, size: int, buffer_bytes: int) -> None:
     fusion.BUFFER_BYTES = transfers.BUFFER_BYTES = buffer_bytes
     hvd.init()
-    tolerance = {2: 0, 3: 0.01}[size]  # thirds are rounded
     for value, expected in zip(values(rank), reference(size), strict=True):
-        torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=tolerance / 1000, equal_nan=True)
+        torch.testing.assert_close(value.double(), expected, rtol=0, atol=0, equal_nan=True)
     hvd.shutdown()
 
 
@@ -100,7 +99,7 @@ class Store(dist.Store):
 group = gloo_group(Store(f"{trial}/"), rank, 2, 30.0, one_host=True)
 os._exit(0)
 """
-TRIALS = 6  # in half of them, by the order of their addresses, the first worker connects to the second
+TRIALS = 4  # in half of them, by the order of their addresses, the first worker connects to the second
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -113,7 +112,7 @@ def test_worker_may_leave_before_a_peer_has_seen_the_connection(tmp_path: Path) 
             started(commands[1], tmp_path, output=tmp_path / "1") as second,
         ):
             second.wait_until(lambda second=second: second.status() == psutil.STATUS_STOPPED)
-            time.sleep(0.7)  # in which the first one connects, and would leave
+            time.sleep(0.5)  # in which the first one connects, and would leave
             os.kill(second.pid, signal.SIGCONT)
             assert second.wait(60) == 0, second.text
             assert first.wait(60) == 0, first.text

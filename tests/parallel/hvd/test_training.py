@@ -79,7 +79,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, s
     return history
 
 
-@on_hvd_workers(2, 3, name=OPTIMIZERS)
+@on_hvd_workers(3, name=OPTIMIZERS)
 def test_shares_of_a_batch_train_like_the_whole_batch(rank: int, size: int, name: str) -> list[str]:
     model, make = new_model(name), OPTIMIZERS[name]
     whole = copy.deepcopy(model)

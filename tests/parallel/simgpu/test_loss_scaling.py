@@ -68,7 +68,7 @@ def _train_on_both(folder: Path, settings: dict[str, Any]) -> None:
         {"precision": "O2", "ema_decay": 0.9, "clip_norm": 1.0},
         {"precision": "O2", "optimizer": "lamb", "lr": 0.01},
         {"precision": "O3", "loss_scale": "dynamic"},
-        {"precision": "O1", "optimizer": "lars", "lr": 5.0, "ema_decay": 0.9},
+        pytest.param({"precision": "O1", "optimizer": "lars", "lr": 5.0, "ema_decay": 0.9}, marks=pytest.mark.long),
         pytest.param({"precision": "O2", "optimizer": "adamw", "lr": 0.003, "ema_decay": 0.9}, marks=pytest.mark.long),
     ],
     ids=str,

@@ -48,9 +48,8 @@ def _check(_: World, module: str, results: Path) -> int:
     return int(checks.main())
 
 
-@pytest.mark.parametrize(
-    "module", ["shared", *(pytest.param(name, marks=pytest.mark.long) for name in ("alone", "own", "trainer"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("module", SKIPPED)
 def test_checks_of_a_gpu_pass(tmp_path: Path, module: str) -> None:
     results, workers = tmp_path / "results.jsonl", 1 if module in ("alone", "own") else 2
     assert run_on_gpus(workers, _check, module, results) == [0] * workers

@@ -87,7 +87,7 @@ def _digests(folder: Path) -> set[str]:
     return {*(folder / "digests").read_text().splitlines()}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hvd"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long), "hvd"])
 @pytest.mark.parametrize(
     ("workers", "losses"),
     [(2, 1), pytest.param(2, 20, marks=pytest.mark.long), pytest.param(3, 20, marks=pytest.mark.long)],
