@@ -15,6 +15,7 @@ from lockstep.run.connect import TrainingWorld
 from lockstep.run.stopping import build_stopping
 from lockstep.train.worker_times import Times, WorkerTimes
 from lockstep.world import accelerator
+from lockstep.world.step_clock import StepClock
 from lockstep.world.world import World
 
 
@@ -43,6 +44,7 @@ import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.step_clock import StepClock
 from lockstep.world.world import connect
 
 def train(world):
@@ -74,7 +76,7 @@ def test_no_communication_thread_outlives_the_connection(tmp_path: Path) -> None
 def test_a_default_device_of_the_script_does_not_matter(world: World) -> None:
     """As after torch.set_default_device("cuda"); on "meta" every tensor that was made without a device fails."""
     with torch.device("meta"):
-        times = WorkerTimes(world, ())
+        times = WorkerTimes(world, StepClock(world.device), ())
         times.report(Times(1.0, dict.fromkeys(PHASES, 0.1)), steps=1)
         stopping = build_stopping(world)
         stopping.ask()
