@@ -4,10 +4,10 @@
 
 A real program under `lockstep run --observe-dir` alternates between parts of 6.5 s as it is (A) and with 5 % more work
 in its forward pass (B), for SECONDS (420). A busy loop runs beside half of the parts, at random. The records of a part
-are those of one run. Compared are 40 pairs of equal single runs, 40 pairs of five equal runs each in turn, and 20 pairs
-of one, five and ten runs each in turn, of A and B. The same is done with runs drawn from stretches of A's records of up
-to 1.5 times the shortest step, and in B's forward pass 5 % of a step more. Bars: at most one wrong verdict of equal
-runs in each 40, and 18 of 20 slower ones found by some number of runs.
+are those of one run. Compared are 40 pairs of equal single runs, 40 pairs of five and of ten equal runs each in turn,
+and 20 pairs of one, five and ten runs each in turn, of A and B. The same is done with runs drawn from stretches of A's
+records of up to 1.5 times the shortest step, and in B's forward pass 5 % of a step more. Bars: at most one wrong
+verdict of equal runs in each 40, and 18 of 20 slower ones found by some number of runs.
 """
 
 from __future__ import annotations
@@ -164,8 +164,9 @@ def main() -> None:
     draw = random.Random(0)
     singles = [draw.sample(parts, 2) for parts in (a, b) for _ in range(20)]
     count("equal, a run each", (([first], [second]) for first, second in singles))
-    equal = [window for parts in (a, b) for window in windows(parts, 10, 20)]
-    count("equal, five runs each in turn", ((window[::2], window[1::2]) for window in equal))
+    for runs in (5, 10):
+        equal = [window for parts in (a, b) for window in windows(parts, 2 * runs, 20)]
+        count(f"equal, {runs} each in turn", ((window[::2], window[1::2]) for window in equal))
     for runs in (1, 5, 10):
         pairs = zip(windows(a[: len(b)], runs, 20), windows(b[: len(a)], runs, 20), strict=True)
         count(f"5 % slower, {runs} each in turn", pairs)

@@ -2,9 +2,9 @@
 
 Other work on a machine slows the parts of a step, for seconds or for whole runs. Records with more busy cores than the
 others of their job are left out, if enough remain. If the runs of the two jobs alternate, other work affects both. Each
-run of B is then compared with those of A before and after it, and the quieter half of A with that of B. Otherwise, it
-may explain any change of waits, several times the median change of the computing parts, and a slowdown with more busy
-cores; the interval covers what remains without it.
+run of B is then compared with those of A before and after it, and of many runs, the quieter half of A with that of B.
+Otherwise, it may explain any change of waits, several times the median change of the computing parts, and a slowdown
+with more busy cores; the interval covers what remains without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_RATIO = math.log(1000.0)  # at which intervals are cut
 MAX_BLOCKS = 10  # of a run
 QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
 MIN_RECORDS, MIN_RUNS = 3, 3  # of a run, of a job
-OUTSIDE = 0.01  # the probability outside an interval of signed ranks
+MIN_RANKED = 8  # differences: all signs of fewer are equal by chance in more than 1 %
 MIN_SHARE = 0.05  # of the step: shorter parts are too noisy to compare with
 SAME_BATCH = 0.01  # relative difference, as the last batch of an epoch may be smaller
 UNEVEN = 4.0  # times the change of the usual part: that of the whole, where other work takes the memory's bandwidth
@@ -106,7 +106,7 @@ def compare(a: Job, b: Job) -> Comparison:
     whole = (_logarithms(side, WHOLE) for side in sides)
     measured = difference(*whole, inflation=None if by_block else 1.0)
     if alternate := not by_block and _alternate(*sides):
-        measured = _in_turn(*in_turn) or measured
+        measured, are_many = _in_turn(*in_turn)
         sides = [_quiet([_blocks(_quiet(run), 1)[0] for run in job]) for job in jobs]
     names = [name for name in sides[0][0].seconds if all(each.seconds.get(name) for side in sides for each in side)]
     logs = {name: [_logarithms(side, name) for side in sides] for name in names}
@@ -114,7 +114,7 @@ def compare(a: Job, b: Job) -> Comparison:
     changes = {name: difference(*columns, inflation=inflation) for name, columns in logs.items()}
     seconds = {name: (math.exp(fmean(first)), math.exp(fmean(second))) for name, (first, second) in logs.items()}
     if alternate:
-        interval = _agreed(measured, changes[WHOLE])
+        interval = _agreed(measured, changes[WHOLE]) if are_many else measured
     else:
         own, usual = _computing(changes, seconds)
         rests = ([_beyond(each, own, usual) for each in side] for side in sides)
@@ -204,29 +204,29 @@ def _alternate(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
     return sum(before[1] != after[1] for before, after in pairwise(order)) > min(len(a), len(b))
 
 
-def _in_turn(a: Job, b: Job) -> Interval | None:
+def _in_turn(a: Job, b: Job) -> tuple[Interval, bool]:
     """Return the difference between neighboring runs in turn, however slowly the machine's speed changes.
 
-    It contains that of runs of B from those just before and from those just after; None if there are too few.
+    It contains that of runs of B from those just before and from those just after. The second value is whether they are
+    enough for signed ranks, which outliers hardly change.
     """
-    sides = ([_blocks(run, 1)[0] for run in job] for job in (a, b))
+    sides = ([each for run in job for each in _blocks(run, 1)] for job in (a, b))
     runs = sorted((run.unix_time, side, math.log(run.seconds[WHOLE])) for side, job in enumerate(sides) for run in job)
     neighbors = [(first, second) for first, second in pairwise(runs) if first[1] != second[1]]
-    after = _signed_ranks([second[2] - first[2] for first, second in neighbors if second[1]])
-    before = _signed_ranks([first[2] - second[2] for first, second in neighbors if first[1]])
-    return after.over(before)._replace(middle=(after.middle + before.middle) / 2) if after and before else None
+    after = [second[2] - first[2] for first, second in neighbors if second[1]]
+    before = [first[2] - second[2] for first, second in neighbors if first[1]]
+    are_many = min(len(after), len(before)) >= MIN_RANKED
+    found = [_signed_ranks(each) if are_many else difference([0.0, 0.0], each) for each in (after, before) if each]
+    return found[0].over(found[-1])._replace(middle=fmean(each.middle for each in found)), are_many
 
 
-def _signed_ranks(differences: Sequence[float]) -> Interval | None:
-    """Return the interval of Wilcoxon's signed-rank test, which outliers hardly change; None if there are too few."""
+def _signed_ranks(differences: Sequence[float]) -> Interval:
+    """Return the interval of 99 % of Wilcoxon's signed-rank test, for at least `MIN_RANKED` differences."""
     counts = [1]  # of the signs of ranks 1 to n by the sum of the positive ranks
     for rank in range(1, len(differences) + 1):
         counts = [a + b for a, b in zip(counts + [0] * rank, [0] * rank + counts, strict=True)]
-    most = OUTSIDE / 2 * 2 ** len(differences)
-    outside = sum(total <= most for total in accumulate(counts))
+    outside = sum(total <= 0.005 * 2 ** len(differences) for total in accumulate(counts))
     means = sorted((a + b) / 2 for a, b in combinations_with_replacement(differences, 2))
-    if not outside:
-        return None
     return Interval(*map(math.expm1, (means[outside - 1], median(means), means[-outside])))
 
 
