@@ -79,9 +79,7 @@ class JobRun:
         """
         self.signals = JobSignals(plan, notice, self._forward, lambda: self.has_started and not self._has_ended)
         self.failed_at: float | None = None
-        self._plan = plan
-        self._staying = staying
-        self._steps = steps
+        self._plan, self._staying, self._steps = plan, staying, steps
         self._job_end, self._hangs = end or JobEnd(), list[Explanation]()
         self._screen = Screen(display)
         self._pool = pool
