@@ -45,7 +45,7 @@ class Layout(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("namespace", "count", "enqueued", "completed", "fingerprint")),
         *((name, ctypes.c_uint64) for name in ("writes_started", "writes_finished")),
         *((name, ctypes.c_uint32) for name in ("rank", "phase", "flags", "question", "answer")),
-        ("steps", ctypes.c_char * 3900),
+        ("steps", ctypes.c_char * 3900),  # in one page: after a truncation, a write to a second one would be a SIGBUS
     )
 
 

@@ -6,6 +6,7 @@ step without a comparison costs less than a microsecond; the comparisons become 
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_OPTIMIZERS = 8  # more are parts of one, such as those that step within a backward pass
 PASSES = 3  # with the same order: two may belong to one epoch
-MAX_LINE = 120  # characters of the script's line; of a longer path, the end is kept
+MAX_LINE = 120  # bytes of the script's line; of a longer path, the end is kept
 SAMPLED = 4096  # elements of each tensor in a batch
 
 ReadLater = Callable[["torch.Tensor"], Callable[[], "list[int] | None"]]
@@ -195,7 +196,7 @@ class StateRecorder:
             is_joined=is_joined(),
             repeats_order=self._repeats_order,
             rate=float(rate) if isinstance(rate, (int, float)) else 0.0,
-            line=line_of_script()[-MAX_LINE:],
+            line=os.fsencode(line_of_script())[-MAX_LINE:].decode(errors="replace"),
         )
         return state, self._read_later(torch.stack(values))
 

@@ -12,6 +12,7 @@ import pytest
 from commands import own_environment, run
 
 from lockstep.diagnosis.board import ANSWERS, HVD, NO_STEP, TRAINER, Board, BoardReader, boards_in
+from lockstep.diagnosis.board import SIZE_BYTES as BOARD_BYTES
 from lockstep.diagnosis.idle_clock import activity
 
 
@@ -77,7 +78,7 @@ def test_truncated_or_removed_board_shows_its_last_content(tmp_path: Path) -> No
 
 
 def test_a_board_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "0-1.board").write_bytes(bytes(5000))
+    (tmp_path / "0-1.board").write_bytes(bytes(BOARD_BYTES))
     with pytest.raises(ValueError, match="not a board of this version"):
         BoardReader(tmp_path / "0-1.board")
 

@@ -19,13 +19,19 @@ from lockstep.diagnosis.observed_steps import (
     usual_seconds,
 )
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
+from lockstep.files.io_totals import AMOUNTS, IoTotals
 from lockstep.script_check.state_recorder import MAX_LINE
 
 SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
 STATE = TrainedState(20, -1, 2**63 - 1, 3, 4, 5, 6, 7, 8, 9, True, False, True, 0.1, "train.py:31")
 WAITED = tuple(map(float, range(WAITS)))
-LONGEST = (-1.2345678901234567e-05,) * WAITS
+NUMBER, SECOND = -(2**63), -1.2345678901234567e-308  # the longest ones
 FACTS = ProgramFacts(44_700_000, 4, 62, "ddp hook", 2, 16, 8, 3, 1.5, "device")
+LONG_IO = IoTotals(SECOND, SECOND, (NUMBER,) * len(AMOUNTS))
+LONG_STATE = TrainedState(*(NUMBER,) * 10, True, False, False, SECOND, "\ufffd" * MAX_LINE)
+LONG_FACTS = ProgramFacts(*(NUMBER,) * 3, "hvd hook", *(NUMBER,) * 4, SECOND, "privateuseone", SECOND)
+LONG_TIMES = ((SECOND,) * number for number in (len(PHASES), len(PHASES), WAITS))
+LONGEST = ObservedSteps(*(NUMBER,) * 5, SECOND, *(NUMBER,) * 2, *LONG_TIMES, LONG_FACTS, LONG_STATE, LONG_IO)
 STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1], WAITED, FACTS, STATE)
 
 
@@ -33,8 +39,8 @@ def test_published_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     board = Board(tmp_path, rank=1)
     reader = board.reader()
     assert reader.steps() is None
-    long = replace(STATE, line="\udcff" * MAX_LINE)
-    for steps in (STEPS, ObservedSteps(steps=1, samples=None), replace(STEPS, state=long, waits=LONGEST)):
+    not_utf8 = replace(STATE, line="\udcff" * MAX_LINE)
+    for steps in (STEPS, ObservedSteps(steps=1, samples=None), replace(STEPS, state=not_utf8), LONGEST):
         board.publish_steps(steps)
         assert reader.steps() == steps
 
