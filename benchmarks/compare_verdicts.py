@@ -45,6 +45,7 @@ class Program:
     def __init__(self) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(1)
+        torch.set_flush_denormal(True)  # as the loss approaches 0, subnormal gradients would slow each step
         self.data = TensorDataset(torch.randn(1024, 256), torch.randint(10, (1024,)))
         self.model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
         self.optimizer = torch.optim.Adam(self.model.parameters())
