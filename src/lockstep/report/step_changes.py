@@ -26,6 +26,8 @@ GPU_SECONDS = 2e-12  # for both on a GPU
 POWERSGD_SHARE = 0.015  # of the bytes
 MIN_POWERSGD_BYTES = 4e6
 MAX_PROCESSES = 16
+MIN_FREE_CORES = 0.25  # with fewer, more loader processes only take the cores of other work
+SERIAL_SHARE = 0.05  # of computing, which more threads do not shorten
 PASSES = 4
 LARGER = ("accumulate", "batch")  # changes that increase the samples of a step
 COMPRESS = {
@@ -140,7 +142,8 @@ def _larger_batch(step: MeasuredStep) -> ProposedChange:
 def _loader_processes(step: MeasuredStep) -> ProposedChange | None:
     """More loader processes use the cores that are idle now, and hide all loading if these suffice."""
     facts, waits = step.facts, step.data_wait
-    if facts.loader_processes < 0 or facts.free_cores < 0 or not facts.cores or waits < WORTH * step.seconds:
+    is_known = facts.loader_processes >= 0 and facts.cores
+    if not is_known or facts.free_cores < MIN_FREE_CORES or waits < WORTH * step.seconds:
         return None
     rest = max(step.seconds - waits, 0.05 * step.seconds)
     work = facts.loader_processes * step.seconds or waits  # of one process for a batch
@@ -157,13 +160,13 @@ def _threads(step: MeasuredStep) -> ProposedChange | None:
         return None
     threads = max(1, facts.cores // facts.local_workers)
     if threads < facts.threads:
-        saved = 1 - (facts.threads * facts.local_workers / facts.cores) ** -0.75
+        saved = 1 - facts.cores / (facts.threads * facts.local_workers)
         shares = 0.1 * saved, saved, min(1.0, 1.5 * saved)
     else:
         threads = int(min(threads, facts.threads + facts.free_cores / facts.local_workers + 0.25))
         computing -= step.fixed_seconds + step.of("optimizer")
-        low, middle, high = (1 - (facts.threads / max(threads, 1)) ** power for power in (0.25, 0.75, 1.0))
-        shares = low, middle, high
+        rest = facts.threads / max(threads, 1)
+        shares = 1 - rest**0.25, (1 - SERIAL_SHARE) * (1 - rest), 1 - rest
     least, saved, most = (share * computing for share in shares)
     action = f"OMP_NUM_THREADS={threads} instead of {facts.threads}"
     return _change(step, "threads", action, saved, least, most, threads)
