@@ -37,10 +37,6 @@ COMMANDS = {
     "sites": "list what computing centers document for their machines",
     "doctor": "check this machine or a job's hosts, and show how to fix problems",
 }
-REMOVED = {
-    "jobs": "use the scheduler's own commands: squeue --me, qstat or flux jobs list your jobs; scancel, qdel or flux "
-    "cancel cancel one; tail -F FILE follows its output",
-}
 HELP = ("-h", "--help", "--help-all")
 USAGE_ERROR = 2
 # What they print is not what they are for; jobs are similar.
@@ -66,9 +62,6 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments[0] == "--version":
         print(f"lockstep {__version__}")
         return 0
-    if arguments[0] in REMOVED:
-        say(f"lockstep {arguments[0]}: error: this command was removed; {REMOVED[arguments[0]]}")
-        return USAGE_ERROR
     if arguments[0] not in COMMANDS:
         hint = nearest(arguments[0], COMMANDS, "lockstep ") or "`lockstep --help` lists the commands"
         kind = "flag" if arguments[0].startswith("-") else "command"

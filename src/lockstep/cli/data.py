@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,7 +20,7 @@ from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.config.schema import DataConfig
 from lockstep.data import catalog
-from lockstep.errors import INTERRUPTED, ConfigError, DataError, require
+from lockstep.errors import INTERRUPTED, DataError, require
 from lockstep.files.untrusted import printable_name
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ LINE_SECONDS = 10  # between two lines of progress where there is no terminal
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["info"]:
-        raise ConfigError("info: removed; `lockstep data verify PATH` describes a data set, then checks it")
     action = action_of(arguments, "data", "action", "Actions", "", ACTIONS)
     if action is None:
         return 0 if arguments else USAGE_ERROR
@@ -77,10 +75,6 @@ class PackCommand:
 
     Without --short-side, files are stored unchanged.
     """
-
-    removed: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("--format", "--quality"), "removed; images larger than --short-side become JPEG of quality 90"
-    )
 
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """Folder with train/CLASS/... and val/CLASS/... (or test)."""
@@ -201,8 +195,6 @@ class PrepareCommand:
 
     To resume, run the same command again; complete folders are compared by names and sizes.
     """
-
-    removed: ClassVar[dict[str, str]] = {"--md5": "removed; compare the archives' checksums with md5sum"}
 
     name: Annotated[Positional[Literal["imagenet"]], arg(metavar="imagenet")]
     """Data set."""

@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from lockstep.cli import HELP
 from lockstep.config.flags import Flag, arg, flags_of
-from lockstep.config.schema import ON_NAN_VALUES, TrainConfig
+from lockstep.config.schema import TrainConfig
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 
@@ -50,10 +50,6 @@ class TrainCommand:
         " --seed",
         "Workers": "--np --device --hosts --max-restarts",
         "Output": "--run-dir --resume --evaluate --quiet --print-config --dry-run",
-    }
-    removed: ClassVar[dict[str, str]] = {
-        "--on-nan rewind": ON_NAN_VALUES,
-        "--progressive-sizes": "removed; train with a small --image-size, then with a larger one and --pretrained RUN",
     }
 
     job: TrainConfig = field(default_factory=TrainConfig)
@@ -170,7 +166,6 @@ def read(kind: type[T], command: str, arguments: Sequence[str], default: T | Non
     Raises:
         ConfigError: An argument is unknown, missing or invalid, or the dataclass rejects its values.
     """
-    _refuse_removed(getattr(kind, "removed", {}), arguments)
     flags = flags_of(typing.cast(type, kind))
     values, typed, plain = parse_flags(flags, f"lockstep {command}", arguments)
     values |= _positional_values(flags, f"lockstep {command}", plain, is_required=default is None)
@@ -178,18 +173,6 @@ def read(kind: type[T], command: str, arguments: Sequence[str], default: T | Non
         return typing.cast(T, _build(kind, values, default, ()))
     except ConfigError as error:
         raise ConfigError(_as_typed(str(error), typed)) from None
-
-
-def _refuse_removed(removed: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Raise ConfigError if a flag, or a flag with its value, is one of `removed`; the message names the replacement."""
-    for argument, following in pairwise((*arguments, "")):
-        if argument == "--":
-            return
-        name, _, value = argument.partition("=")
-        flag = name.replace("_", "-")
-        for given in (flag, f"{flag} {value or following}"):
-            if given in removed:
-                raise ConfigError(f"{given}: {removed[given]}")
 
 
 def parse_flags(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
@@ -21,10 +21,6 @@ class ScriptCommand:
     Examples:
         lockstep script slurm --nodes 2 --gpus-per-node 4 -- python train.py > job.sh
     """
-
-    removed: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("--output", "--force"), "removed; write the script to a file with > FILE"
-    )
 
     system: Annotated[Positional[System], arg(metavar="slurm|pbs|lsf|flux")]
     """Batch system."""

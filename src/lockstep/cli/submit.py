@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from lockstep.cli.parse import parse
 from lockstep.cli.script import split_at_dashes
@@ -40,8 +40,6 @@ class SubmitCommand:
         lockstep submit slurm --nodes 2 --gpus-per-node 4 -- python train.py
         lockstep submit pbs --follow -- lockstep train cifar10
     """
-
-    removed: ClassVar[dict[str, str]] = {"--dry-run": "removed; `lockstep script` prints the script"}
 
     system: Annotated[Positional[Literal["slurm", "pbs", "flux"]], arg(metavar="slurm|pbs|flux")]
     """Batch system."""

@@ -21,7 +21,6 @@ DeviceChoice = Literal["auto", "cpu", "gpu", "cuda", "xpu", "mps"]
 """Values of --device; "gpu" is any kind of accelerator."""
 BackendChoice = Literal["auto", "gloo", "nccl", "xccl"]
 """Values of --dist-backend; "auto" is the accelerator's library, or Gloo for the CPU."""
-ON_NAN_VALUES = "must be stop or skip; instead of rewind, continue from the newest checkpoint with --resume auto"
 MAX_BITS = 31
 """Of an integer pixel in Pillow, without its sign."""
 
@@ -265,8 +264,7 @@ class NumericsConfig:
     """If a gradient is NaN or infinite: stop, or skip the step."""
 
     def __post_init__(self) -> None:
-        if self.on_nan not in ("stop", "skip"):  # `fit` passes any value
-            raise ConfigError(f"--on-nan {self.on_nan}: {ON_NAN_VALUES}")
+        require(self.on_nan in ("stop", "skip"), "--on-nan", self.on_nan, "stop or skip")  # `fit` passes any value
         if isinstance(self.loss_scale, float | int):
             require(0 < self.loss_scale < math.inf, "--loss-scale", self.loss_scale, "above 0, or dynamic")
         if self.loss_scale not in (None, 1.0) and self.precision not in ("O1", "O2", "O3"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -161,12 +160,3 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         return prefetch(self.reader.read(self._plan, None), self._device)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("loaders", "TrainBatches", "EvalBatches"):
-        raise ImportError(
-            f"lockstep.data.loaders.{name} was removed; use lockstep.connect() and its loader(dataset, batch_size=...) "
-            f"(docs/howto/own-loop.md)"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

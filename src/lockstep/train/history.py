@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.errors import ConfigError
 from lockstep.files.jsonl import Record, count, mapping, number, plausible, read_records
 from lockstep.files.metric_records import MetricRecords, Position, Split
 from lockstep.run.records.run_folder import RunFolder
@@ -35,12 +34,6 @@ class History:
 
     train: Figures
     val: Figures
-
-    def plot(self, *metrics: str) -> NoReturn:
-        raise ConfigError(
-            "History.plot was removed; plot the arrays in train and val, such as val['loss'] over val['epoch'], or "
-            "run `lockstep report RUN`"
-        )
 
 
 class EpochRecords(MetricRecords):

@@ -16,6 +16,7 @@ from lockstep.config.schema import (
     AugmentConfig,
     DataConfig,
     ModelConfig,
+    NumericsConfig,
     OptimConfig,
     ParallelConfig,
     RunConfig,
@@ -133,6 +134,7 @@ def test_every_field_survives_being_written_and_read() -> None:
         (OptimConfig, {"clip_norm": math.nan}, "--clip-norm"),
         (AugmentConfig, {"rotate": math.nan}, "--rotate"),
         (AugmentConfig, {"zoom": math.nan}, "--zoom"),
+        (NumericsConfig, {"on_nan": "rewind"}, "--on-nan"),  # `fit` passes any value
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

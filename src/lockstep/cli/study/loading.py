@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.cli import HELP
 from lockstep.cli.json_output import print_json
 from lockstep.cli.parse import parse
 from lockstep.cli.script import split_at_dashes
 from lockstep.cli.study import empty_table, read_job, show_number
 from lockstep.config.flags import arg
-from lockstep.errors import ConfigError, require
+from lockstep.errors import require
 from lockstep.world import accelerator
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ class LoadingCommand:
 
 def main(arguments: Sequence[str]) -> int:
     flags, job = split_at_dashes(arguments)
-    if not job and not {*HELP} & {*flags}:
-        raise ConfigError("put the job's `lockstep train` flags after --: lockstep study loading -- digits -b 64")
     command = parse(LoadingCommand, "study loading", flags)
     config = read_job(job)
     from lockstep.data import catalog
