@@ -95,7 +95,7 @@ def open_run(
             differs_by_host=not is_gathered,
         )
         if point.state is not None:
-            position, stored = restore(point, described, LoopPosition, ["order", *classes])
+            position, stored = restore(point, described, LoopPosition)
             first = dict(stored.job.get(SETTINGS, {}))
             overridden, settings = describe_overridden(settings, first), settings | first
         identity[SETTINGS] = settings  # not compared, since the state was restored before

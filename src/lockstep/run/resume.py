@@ -7,7 +7,7 @@ removed first, so each appears once.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,13 +118,8 @@ def _find(config: TrainConfig, own: Path | None) -> Found:
     return checkpoint_folder.newest_sound(checkpoint_folder.locate(named).parent)
 
 
-def restore(
-    point: ResumePoint, described: RunDescription, kind: type[P], later: Sequence[str] = ()
-) -> tuple[P, Snapshot]:
+def restore(point: ResumePoint, described: RunDescription, kind: type[P]) -> tuple[P, Snapshot]:
     """Restore a run's states, and return its position, of a class, and what was stored. Collective.
-
-    Args:
-        later: Settings that older checkpoints do not have.
 
     Raises:
         CheckpointError: The state is damaged, belongs to another job, or does not fit this one.
@@ -132,8 +127,8 @@ def restore(
     path, identity = point.state, described.identity
     assert path
     stored = checkpoint_format.load(path, point.verified, to_shard=True)
-    job = {**{name: identity[name] for name in later if name in identity}, **stored.job}
-    if wrong := [f"{key} {job.get(key)}, not {value}" for key, value in identity.items() if job.get(key) != value]:
+    different = [(key, stored.job.get(key), value) for key, value in identity.items() if stored.job.get(key) != value]
+    if wrong := [f"{key} {found}, not {value}" for key, found, value in different]:
         fix = "use the same settings, or another run folder"
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}; {fix}")
     try:

@@ -15,13 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.utils.data import RandomSampler, SequentialSampler, TensorDataset, WeightedRandomSampler
 
 from lockstep.errors import CheckpointError
-from lockstep.run import resume
-from lockstep.run.checkpoints.checkpoint_folder import CheckpointFolder
-from lockstep.run.checkpoints.snapshot import Snapshot
 from lockstep.run.connect import TrainingWorld
-from lockstep.run.position import LoopPosition
-from lockstep.run.records.trackers import Tracker
-from lockstep.run.session import RunDescription
 from lockstep.run.training_run import TrainingRun
 from lockstep.world.launcher_environment import RankInfo
 
@@ -105,15 +99,3 @@ def test_each_setting_that_is_not_used_has_a_line(
         _script(tmp_path, **edit)
         lines = [line for line in capsys.readouterr().err.splitlines() if "is not used" in line]
         assert [line.partition(": ")[2].partition(": ")[2].partition(" is not used")[0] for line in lines] == settings
-
-
-def test_checkpoints_may_lack_settings_of_later_versions(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, 1)
-    checkpoints.save(lambda: Snapshot(1, {}, {}, {"step": 1}, {}, {"seed": 0}))
-    checkpoints.wait()
-    point = resume.ResumePoint(tmp_path / "step-00000001")
-    described = RunDescription({"seed": 0, "order": "shuffle=True"}, {}, "", {}, Tracker)
-    position, snapshot = resume.restore(point, described, LoopPosition, ["order"])
-    assert (position, snapshot and snapshot.step) == (LoopPosition(1), 1)
-    with pytest.raises(CheckpointError, match="order None, not shuffle=True"):
-        resume.restore(point, described, LoopPosition)
