@@ -56,7 +56,7 @@ def load_published(arch: str, model: nn.Module, whole: bool = False, download: D
         tensor = tensors.pop(key)
         if not key.startswith(AUXILIARY):
             tensors[modern_name(key)] = tensor
-    return f"starting from torchvision's {weights}{fit_tensors(model, tensors, path, whole)}"
+    return f"starting from torchvision's {weights}{_fit(model, tensors, path, whole)}"
 
 
 def load_own(path: Path, model: nn.Module, whole: bool = False) -> str:
@@ -71,7 +71,7 @@ def load_own(path: Path, model: nn.Module, whole: bool = False) -> str:
     Raises:
         CheckpointError: The file is missing, damaged or unsafe, or does not match the model.
     """
-    return f"starting from {path}{fit_tensors(model, read_tensors(path), path, whole)}"
+    return f"starting from {path}{_fit(model, read_tensors(path), path, whole)}"
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -101,33 +101,46 @@ def read_tensors(path: Path) -> Tensors:
     return tensors
 
 
-def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = False) -> str:
-    """Load tensors into a model, except the last layer's if its number of classes differs.
+def _fit(model: nn.Module, tensors: Tensors, path: Path, whole: bool) -> str:
+    """Load tensors, except the last layer's if its number of classes differs; return a note about that, or ""."""
+    classes = fit_tensors(model, tensors, f"--pretrained {path}: does not match the model: ", any_classes=True)
+    if classes is None:
+        return ""
+    own, others = classes
+    if whole:
+        raise CheckpointError(
+            f"--evaluate --pretrained {path}: the weights have {others:,} classes, but the data has {own:,}; "
+            f"evaluate on data with the same classes, or train first"
+        )
+    return f", except {last_layer(model)}, which stays random: the model has {own:,} classes, the file {others:,}"
+
+
+def fit_tensors(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], refusal: str, any_classes: bool
+) -> tuple[int, int] | None:
+    """Load tensors into a model, whatever wrappers their names have.
 
     Args:
-        whole: Reject a different number of classes.
+        refusal: What precedes the differences in the error's message.
+        any_classes: Leave out the last layer if only its number of classes differs.
 
     Returns:
-        A note about the last layer; "" if it was loaded too.
+        The classes of the model and of the tensors, if the last layer was left out.
 
     Raises:
-        CheckpointError: Other names or shapes differ; the message lists them. The model may be partly loaded.
+        CheckpointError: Names or shapes differ; the message lists them. The model may be partly loaded.
     """
     tensors = _with_names_of(model, tensors)
     expected, last = model.state_dict(), last_layer(model)
     differ = {key for key in expected.keys() & tensors.keys() if tensors[key].shape != expected[key].shape}
-    spared = {  # only the number of classes differs
-        key for key in differ if key.rpartition(".")[0] == last and tensors[key].shape[1:] == expected[key].shape[1:]
+    spared = {
+        key
+        for key in differ
+        if any_classes and key.rpartition(".")[0] == last and tensors[key].shape[1:] == expected[key].shape[1:]
     }
     fitting = OrderedDict((key, tensor) for key, tensor in tensors.items() if key not in differ)
     # Module versions, by which modules convert the names of older files.
     fitting._metadata = getattr(tensors, "_metadata", expected._metadata)  # type: ignore[attr-defined]
-    classes, others = (len(parts[min(spared)]) if spared else 0 for parts in (expected, tensors))
-    if spared and whole:
-        raise CheckpointError(
-            f"--evaluate --pretrained {path}: the weights have {others:,} classes, but the data has {classes:,}; "
-            f"evaluate on data with the same classes, or train first"
-        )
     missing, unknown = load_state(model, fitting, strict=False)
     problems = [
         *(
@@ -139,10 +152,8 @@ def fit_tensors(model: nn.Module, tensors: Tensors, path: Path, whole: bool = Fa
         *(f"{key} is unknown" for key in unknown),
     ]
     if problems:
-        raise CheckpointError(f"--pretrained {path}: does not match the model: {few(problems, 5)}")
-    if not spared:
-        return ""
-    return f", except {last}, which stays random: the model has {classes:,} classes, the file {others:,}"
+        raise CheckpointError(f"{refusal}{few(problems, 5)}")
+    return (len(expected[min(spared)]), len(tensors[min(spared)])) if spared else None
 
 
 def last_layer(model: nn.Module) -> str:
@@ -163,7 +174,7 @@ def _fetch(url: str, path: Path, download: Download) -> None:
         ) from None
 
 
-def _with_names_of(model: nn.Module, tensors: Tensors) -> Tensors:
+def _with_names_of(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     """Return the tensors with the model's names, and with the versions of its modules."""
     names = match_names(tensors, model)
     renamed = OrderedDict((names[key], tensor) for key, tensor in tensors.items())

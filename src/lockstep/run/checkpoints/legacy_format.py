@@ -23,8 +23,8 @@ import torch
 
 from lockstep.errors import CheckpointError
 from lockstep.models import saved_weights
-from lockstep.models.buffers import load_state
-from lockstep.models.saved_weights import few, find_weights, match_names
+from lockstep.models.pretrained import fit_tensors
+from lockstep.models.saved_weights import few, find_weights
 
 SAVED_EPOCH = re.compile(r"checkpoint-(\d+)\.")
 
@@ -77,28 +77,13 @@ def read(path: Path) -> OldCheckpoint:
 
 
 def load_weights(old: OldCheckpoint, model: torch.nn.Module, arch: str) -> None:
-    """Load a file's weights into a model, without the name prefixes of wrappers.
+    """Load a file's weights into a model.
 
     Raises:
         CheckpointError: Names or shapes differ from the model's; the message has the first few and the file's network.
     """
-    wanted = model.state_dict()
-    names = match_names(old.weights, model)
-    weights = {names[name]: tensor for name, tensor in old.weights.items()}
-    counters = {name for name in wanted if name.endswith(".num_batches_tracked")}  # missing before torch 0.4.1
-    missing = wanted.keys() - weights.keys() - counters
-    unknown = weights.keys() - wanted.keys()
-    shapes = [
-        f"{name} is {list(tensor.shape)}, not {list(wanted[name].shape)}"
-        for name, tensor in weights.items()
-        if name in wanted and tensor.shape != wanted[name].shape
-    ]
-    wrong = [f"the file has no {few(sorted(missing))}"] if missing else []
-    wrong += [f"the model has no {few(sorted(unknown))}"] if unknown else []
-    wrong += [few(shapes)] if shapes else []
-    if wrong:
-        raise CheckpointError(f"{old.path} does not fit --arch {arch}: {'; '.join(wrong)} ({_hint(old, arch)})")
-    load_state(model, weights, strict=False)  # only the counters may be missing
+    refusal = f"{old.path} does not fit --arch {arch} ({_hint(old, arch)}): "
+    fit_tensors(model, old.weights, refusal, any_classes=False)
 
 
 def _hint(old: OldCheckpoint, arch: str) -> str:

@@ -265,11 +265,11 @@ def test_other_contents_are_named(tmp_path: Path, change: dict[str, Any], messag
 def test_another_networks_weights_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "ckpt.pth"
     torch.save(_imagenet(PlainScript()), path)
-    with pytest.raises(CheckpointError, match=r"the file has no weight; the model has no 0.weight, 1.bias, .* more"):
+    with pytest.raises(CheckpointError, match=r"weight is missing, .* is unknown, .* more"):
         load_weights(read(path), nn.Linear(3, 3, bias=False), "mine")
     wider = net()
     wider[0] = nn.Conv2d(2, 4, 3, bias=False)
-    with pytest.raises(CheckpointError, match=r"\[4, 1, 3, 3\], not \[4, 2, 3, 3\] \(it was written for -a resnet18\)"):
+    with pytest.raises(CheckpointError, match=r"-a resnet18\): .* shape \(4, 1, 3, 3\), expected \(4, 2, 3, 3\)"):
         load_weights(read(path), wider, "mine")
     with pytest.raises(CheckpointError, match="use -a torchvision/resnet18"):
         load_weights(read(path), wider, "resnet18")
