@@ -5,9 +5,9 @@ Start with `world`. `launcher_environment` reads the rank info that a launcher s
 parses Slurm's host lists, and `batch_job` finds the remaining time of the batch job and its restarts. `devices` chooses
 among the devices that `accelerator` finds, which hides the differences between kinds of devices; `step_clock` times the
 phases of steps on them. `host_memory` keeps freed memory for a CPU's next step, and copies tensors to the host.
-`peer_loss` detects within milliseconds that a worker died, and ends a worker whose GPU waits for it; `group_abort`
-aborts what waits instead, if the worker stays. `autoload` is what `import torch` calls, and `observer` counts and times
-any program's steps. Imports diagnosis, config, files and errors, and torch only when a function needs it.
+`peer_loss` detects within milliseconds that a worker died, and ends a worker whose GPU waits for it, or aborts what
+waits, if the worker stays. `autoload` is what `import torch` calls, and `observer` counts and times any program's
+steps. Imports diagnosis, config, files and errors, and torch only when a function needs it.
 """
 
 import enum

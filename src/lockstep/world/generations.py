@@ -33,7 +33,7 @@ from lockstep.diagnosis import publisher
 from lockstep.errors import LostPeerError, WorldError, is_lost_peer
 from lockstep.files.untrusted import parse_json
 from lockstep.world import NODE_PROCESS, MemberState, accelerator, rendezvous
-from lockstep.world.group_abort import GroupAbort
+from lockstep.world.peer_loss import GroupAbort
 
 T = TypeVar("T")
 REMOVED, ADDED = 1, 2  # changes of the hosts; 3 is both

@@ -9,7 +9,11 @@ and if it wakes while the interpreter shuts down, it aborts the process.
 On the CPU, a collective fails when a peer dies. On a GPU, a kernel waits for the peer and the main thread waits for the
 device: neither an error nor a signal reaches it, and not every launcher ends the other workers. If the collective were
 aborted, the device would continue with a partial sum, which the script could save. So the process exits instead, unless
-it stays and goes back to an earlier state (`lockstep.world.generations`).
+it stays and goes back to an earlier state (`lockstep.world.generations`): then `GroupAbort` aborts what waits.
+
+torch's own function for that clears the registry of groups after the last abort. An abort may take longer than the
+other workers need to connect again, and then the groups of the next generation would be removed. Here, threads abort,
+and only the main thread changes the registry.
 """
 
 from __future__ import annotations
@@ -24,20 +28,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import LockstepError, LostPeerError, WorldError, first_line
-from lockstep.files.output import say
+from lockstep.errors import DeviceError, LockstepError, LostPeerError, WorldError, first_line
+from lockstep.files.output import report_to_launcher, say
+from lockstep.world import accelerator
 from lockstep.world.interfaces import own_address
 from lockstep.world.launcher_environment import RankInfo
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
 
 MESSAGE = struct.Struct("<II")  # FINISHED or LOST, rank
 FINISHED, LOST = 1, 2
 PASSWORD_SECONDS = 2.0  # timeout for the password of an incoming connection
-KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: 11 s in all
+SILENT_SECONDS = 11.0  # until a host that does not answer is considered dead
 
 
 class Lifeline:
@@ -142,11 +148,18 @@ def _neighbors(
             left.close()
     for connection in (left, right):
         connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEP_ALIVE.items():
-            if hasattr(socket, option):  # Linux has all
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        detect_loss(connection, SILENT_SECONDS)
     return left, right
+
+
+def detect_loss(connection: socket.socket, seconds: float) -> None:
+    """Let a connection break if its peer is silent, although the kernel asks it for a sign of life."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    third = max(1, int(seconds / 3))
+    settings = {"TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2}
+    for name, value in (settings | {"TCP_USER_TIMEOUT": int(1000 * seconds)}).items():
+        if hasattr(socket, name):  # those of this system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 PATIENCE_SECONDS = 5.0  # for the main thread to raise the error itself
@@ -251,3 +264,88 @@ class LossWatch:
                     f"too, because its GPU waits for that worker"
                 )
             )
+
+
+DEVICE_SECONDS = 20.0  # for the work of a few steps that is still enqueued
+
+
+class GroupAbort:
+    """Aborts all groups of this process, once.
+
+    Args:
+        device: The device of the groups.
+
+    Attributes:
+        seconds: How long a call waits for the end, which delays the exit of a failed process.
+        long_seconds: After this time, `finish` prints that it waits.
+    """
+
+    seconds, long_seconds = 3.0, 10.0
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self.has_begun = False
+
+    def __call__(self) -> None:
+        """Start to abort, in any thread, unless another has; wait a while for the end."""
+        import torch.distributed as dist
+
+        with self._lock:
+            if not self.has_begun:
+                self.has_begun = True
+                # A thread each: a communicator's abort may wait for a kernel that waits for another communicator's.
+                for group in list(dist.distributed_c10d._world.pg_names):
+                    self._threads.append(threading.Thread(target=self._abort, args=[group], daemon=True))
+                    self._threads[-1].start()
+        self._wait(self.seconds)
+
+    def _abort(self, group: Any) -> None:
+        accelerator.use(self._device)  # a new thread's current device is 0, which another worker may use
+        try:
+            group.abort()
+        except RuntimeError as error:
+            say(f"lockstep: a process group cannot be aborted: {first_line(error)}")
+
+    def _wait(self, seconds: float) -> bool:
+        with self._lock:
+            threads, deadline = list(self._threads), time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def drop_groups(self) -> None:
+        """Remove the groups from torch's registry, if all aborts have ended; only in the main thread."""
+        import torch.distributed as dist
+
+        if self._wait(0.0) and dist.is_initialized():
+            dist.distributed_c10d._world.pg_names.clear()  # torch would shut these groups down
+            dist.destroy_process_group()
+
+    def finish(self) -> None:
+        """Remove the groups from torch's registry when all aborts have ended; only in the main thread.
+
+        Until then, the device and its memory are not free for the groups of another generation. If the device cannot be
+        used any more, this process exits.
+        """
+        if not self._wait(long := self.long_seconds):
+            say(f"lockstep: aborting the collectives takes longer than {long:g} s; this worker waits for that")
+            for thread in self._threads:
+                thread.join()
+        exit_if_unusable(self._device)
+        self.drop_groups()
+
+
+def exit_if_unusable(device: torch.device, before_exit: Callable[[], None] = lambda: None) -> None:
+    """After a loss, end this process if its device fails or hangs, so that it is replaced with the lost one."""
+    if why := accelerator.why_unusable(device, DEVICE_SECONDS):
+        before_exit()
+        where = f"worker {os.environ.get('RANK', '0')} on {socket.gethostname()}"
+        text = f"{where} is replaced, too: its {device.type} device cannot be used after the loss of another: {why}"
+        end_process(DeviceError(text), _report_consequence)
+
+
+def _report_consequence(error: LockstepError) -> int:
+    report_to_launcher(f"error: {error}", True, error.exit_code, final=False)
+    return print_error(error)

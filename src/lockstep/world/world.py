@@ -28,9 +28,8 @@ from lockstep.imports import collector_paused
 from lockstep.world import accelerator
 from lockstep.world.devices import GLOO, check_devices, choose_device, choose_library
 from lockstep.world.generations import connections, is_interruption, stays
-from lockstep.world.group_abort import GroupAbort
 from lockstep.world.launcher_environment import RankInfo
-from lockstep.world.peer_loss import LossWatch, Report, end_process, print_error
+from lockstep.world.peer_loss import GroupAbort, LossWatch, Report, end_process, print_error
 from lockstep.world.rendezvous import WORKERS_SECONDS, open_store, start_limit
 
 if TYPE_CHECKING:

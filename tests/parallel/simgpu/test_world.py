@@ -19,7 +19,7 @@ from simulated_gpu import on_gpus, run_on_gpus
 from worker_group import run_in_workers
 
 from lockstep.errors import StoppedError
-from lockstep.world import accelerator, generations, group_abort
+from lockstep.world import accelerator, generations, peer_loss
 from lockstep.world import world as worlds
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect
@@ -38,7 +38,7 @@ def test_an_error_aborts_the_groups_of_gpus(
 ) -> None:
     """The error comes while a collective waits for a peer that does not take part."""
     worlds.disconnect()
-    group_abort.GroupAbort.seconds = 60.0  # on a busy machine
+    peer_loss.GroupAbort.seconds = 60.0  # on a busy machine
     has_stood_down = False
     try:
         with connect(RankInfo.from_environment(), "gpu") as ours:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from waiting import Lines
 
-from lockstep.world.group_abort import GroupAbort
+from lockstep.world.peer_loss import GroupAbort
 from lockstep.world.world import disconnect
 
 SECONDS = 60.0

@@ -32,7 +32,7 @@ from lockstep.hvd.engine.timeline import Timeline
 from lockstep.hvd.engine.transfers import SetConnections
 from lockstep.hvd.exceptions import HorovodInternalError
 from lockstep.world import accelerator, generations
-from lockstep.world.group_abort import exit_if_unusable
+from lockstep.world.peer_loss import exit_if_unusable
 from lockstep.world.step_clock import StepClock
 
 BACKOFF_SECONDS = (0.0005, 0.05)

@@ -24,6 +24,7 @@ from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.hosts import HOST_NAME, is_here
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol.handshake import SealedLines, Seals, StrangerError, admit
+from lockstep.world.peer_loss import detect_loss
 from lockstep.launch.protocol.messages import (
     LIMIT_BYTES,
     Alive,
@@ -318,16 +319,6 @@ class ManualNodes:
         if not is_name or name in self._names or is_here(name, self._here):
             return f"node{newcomer.node}.{name}" if is_name else f"node{newcomer.node}"
         return name
-
-
-def detect_loss(connection: socket.socket, seconds: float) -> None:
-    """Let a connection break if its peer is silent, although the kernel asks it for a sign of life."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    third = max(1, int(seconds / 3))
-    settings = {"TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2}
-    for name, value in (settings | {"TCP_USER_TIMEOUT": int(1000 * seconds)}).items():
-        if hasattr(socket, name):  # those of this system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _named(nodes: Sequence[int]) -> str:

@@ -27,7 +27,6 @@ from lockstep.files.untrusted import parse_json, printable
 from lockstep.launch.controller.host_process import Subprocess, start_process
 from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job_signals import FORWARDED, STOP
-from lockstep.launch.controller.manual_nodes import detect_loss
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import SNAPSHOTS_PREFIX, new_snapshots_path
 from lockstep.launch.plan.job_plan import JobPlan, ManualNode
@@ -51,6 +50,7 @@ from lockstep.launch.protocol.messages import (
 )
 from lockstep.launch.staging.job_copies import REMOVE_SECONDS, copies_secret
 from lockstep.world import STARTED
+from lockstep.world.peer_loss import detect_loss
 
 # What the launcher may set or add here; other values could be code.
 VARIABLES = (STARTED, OBSERVE, REPORT)
