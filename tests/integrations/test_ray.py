@@ -113,7 +113,7 @@ def within():
     executor = RayExecutor(patient, num_workers=2, use_gpu=True, gpus_per_worker=2)
     executor.start()
     captures = executor.run(lambda: ray.get_runtime_context().should_capture_child_tasks_in_placement_group)
-    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._actors.own_group is None
+    seen = executor.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), executor._own_group is None
     executor.shutdown()
     return *seen, captures, no_room
 

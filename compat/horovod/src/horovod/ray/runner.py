@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -12,8 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod.ray.elastic import refuse
 from horovod.ray.ray_logger import Reports
-from horovod.ray.worker import BaseHorovodWorker
-from horovod.runner.worker_environment import worker_variables
+from horovod.ray.worker import BaseHorovodWorker, worker_variables
 from lockstep.launch.plan.job_plan import HOROVOD_VARIABLES
 from lockstep.world.interfaces import LOOPBACK
 from lockstep.world.rendezvous import serve_store
@@ -39,158 +38,6 @@ class MiniSettings:
     nics: Sequence[str] | None = None
     ssh_identity_file: str | None = None
     verbose: int = 1
-
-
-@dataclass
-class Actors:
-    """One actor per worker, ranked node by node.
-
-    Args:
-        settings: The time limits and network interfaces.
-        bundles: The number of bundles in the placement group.
-        per_bundle: The number of workers in each bundle.
-        spread: Whether each bundle must be on a different node.
-        resources: CPUs and GPUs of each worker.
-        in_current_group: Start the workers in this program's placement group, if it has one.
-    """
-
-    settings: MiniSettings
-    bundles: int
-    per_bundle: int
-    spread: bool
-    resources: Mapping[str, float]
-    in_current_group: bool
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    executable: tuple[Any, ...] = (None, None, None)
-    workers: list[Any] = field(default_factory=list)
-    own_group: PlacementGroup | None = None
-
-    def start(self) -> None:
-        """Start the workers and wait for them.
-
-        Raises:
-            TimeoutError: The cluster did not provide the resources in time.
-        """
-        if self.workers:
-            raise RuntimeError("this RayExecutor is already started; call shutdown() first")
-        try:
-            self._create()
-            self._assign_ranks()
-            ray.get([worker.start_executable.remote(*self.executable) for worker in self.workers])
-        except BaseException:
-            self.shutdown()
-            raise
-
-    @property
-    def _size(self) -> int:
-        return self.bundles * self.per_bundle
-
-    def _create(self) -> None:
-        """Create the actors, in the current placement group or in a new one."""
-        group = get_current_placement_group() if self.in_current_group else None
-        if group is None:
-            bundle = {name: number * self.per_bundle for name, number in self.resources.items()}
-            group = ray.util.placement_group(
-                [bundle] * self.bundles, strategy="STRICT_SPREAD" if self.spread else "PACK"
-            )
-            self.own_group = group
-            seconds = self.settings.placement_group_timeout_s
-            if not ray.wait([group.ready()], timeout=seconds)[0]:
-                where = " on different nodes" if self.spread else ""
-                raise TimeoutError(
-                    f"Ray did not provide resources for {self._size} workers within {seconds} s: they need "
-                    f"{self.bundles} times {bundle}{where}, and the cluster has {ray.cluster_resources()}"
-                )
-        kind = ray.remote(BaseHorovodWorker)
-        self.workers = [
-            kind.options(
-                num_cpus=self.resources["CPU"],
-                num_gpus=self.resources.get("GPU", 0),
-                # Tasks that a worker starts must run outside the group, whose resources the workers use up.
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group,
-                    index // self.per_bundle if self.own_group else -1,
-                    placement_group_capture_child_tasks=False,
-                ),
-            ).remote(index, self._size)
-            for index in range(self._size)
-        ]
-
-    def _assign_ranks(self) -> None:
-        """Rank the workers node by node, and set their environment variables."""
-        calls, seconds = [worker.node_id.remote() for worker in self.workers], self.settings.placement_group_timeout_s
-        if self.own_group is None and ray.wait(calls, num_returns=len(calls), timeout=seconds)[1]:
-            raise TimeoutError(
-                f"{self._size} workers of {dict(self.resources)} did not start within {seconds} s in the "
-                "placement group of this program; add bundles to it, or set use_current_placement_group=False"
-            )
-        ids = ray.get(calls)
-        nodes = list(dict.fromkeys(ids))
-        placed = sorted(zip(ids, self.workers, strict=True), key=lambda pair: nodes.index(pair[0]))
-        hosts, self.workers = [node for node, _ in placed], [worker for _, worker in placed]
-        addresses = ray.get([actor.node_address.remote() for actor in self.workers])
-        address = LOOPBACK if len(nodes) == 1 else addresses[0]
-        port = ray.get(self.workers[0].serve_store.remote(address))
-        devices = ray.get([actor.get_gpu_ids.remote() for actor in self.workers])
-        names = [[str(each) for each in own] for own in devices]
-        environments = worker_variables(hosts, names, address, port, self.settings.nics or ())
-        timeout = {"HOROVOD_START_TIMEOUT": str(self.settings.timeout_s)}
-        ray.get(
-            [
-                worker.update_env_vars.remote({**variables, **timeout, **self.environment})
-                for worker, variables in zip(self.workers, environments, strict=True)
-            ]
-        )
-
-    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] = ()) -> list[Any]:
-        """Call a function with each worker's executable; return the results by rank."""
-        self._check_started()
-        with Reports(callbacks) as reports:
-            if reports.queue is not None:
-                ray.get([worker.set_queue.remote(reports.queue) for worker in self.workers])
-            try:
-                return self._results(self.execute_remote(fn), reports)
-            finally:
-                if reports.queue is not None:
-                    for worker in self.workers:
-                        worker.set_queue.remote(None)
-
-    def execute_remote(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Start a call like `execute`; return Ray's references to the results, by rank."""
-        self._check_started()
-        return [worker.execute.remote(fn) for worker in self.workers]
-
-    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Call a function with rank 0's executable, and return its result."""
-        self._check_started()
-        return ray.get(self.workers[0].execute.remote(fn))
-
-    def shutdown(self) -> None:
-        """Stop the workers and release their resources."""
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []
-        if self.own_group is not None:
-            ray.util.remove_placement_group(self.own_group)
-            self.own_group = None
-
-    def _check_started(self) -> None:
-        if not self.workers:
-            raise RuntimeError("this RayExecutor has no workers; call start() first")
-
-    def _results(self, references: Sequence[Any], reports: Reports) -> list[Any]:
-        pending = list(references)
-        while pending:
-            done, pending = ray.wait(pending, timeout=POLL_SECONDS if reports.queue else None)
-            try:
-                ray.get(done)
-            except Exception:
-                if pending and ray.wait(pending, num_returns=len(pending), timeout=OTHERS_SECONDS)[1]:
-                    self.shutdown()
-                raise
-            finally:
-                reports.deliver()
-        return list(ray.get(list(references)))
 
 
 class RayExecutor:
@@ -242,14 +89,15 @@ class RayExecutor:
             raise ValueError("gpus_per_worker needs use_gpu=True")
         self.settings = settings
         gpus = (gpus_per_worker or 1) if use_gpu else 0
-        self._actors = Actors(
-            settings,
-            bundles=num_workers or num_hosts or 1,
-            per_bundle=num_workers_per_host if num_hosts else 1,
-            spread=num_hosts is not None,
-            resources={"CPU": cpus_per_worker, **({"GPU": gpus} if gpus else {})},
-            in_current_group=use_current_placement_group,
-        )
+        self._bundles = num_workers or num_hosts or 1
+        self._per_bundle = num_workers_per_host if num_hosts else 1
+        self._spread = num_hosts is not None  # each bundle is on a different node
+        self._resources = {"CPU": cpus_per_worker, **({"GPU": gpus} if gpus else {})}  # of each worker
+        self._in_current_group = use_current_placement_group
+        self._environment: dict[str, Any] = {}
+        self._executable: tuple[Any, ...] = (None, None, None)
+        self._workers: list[Any] = []  # an actor per worker, ranked node by node
+        self._own_group: PlacementGroup | None = None
 
     @classmethod
     def create_settings(
@@ -279,9 +127,17 @@ class RayExecutor:
         Raises:
             TimeoutError: The cluster did not provide the resources in time.
         """
-        self._actors.executable = executable_cls, executable_args, executable_kwargs
-        self._actors.environment = {**self._actors.environment, **(extra_env_vars or {})}
-        self._actors.start()
+        self._executable = executable_cls, executable_args, executable_kwargs
+        self._environment |= extra_env_vars or {}
+        if self._workers:
+            raise RuntimeError("this RayExecutor is already started; call shutdown() first")
+        try:
+            self._create()
+            self._assign_ranks()
+            ray.get([worker.start_executable.remote(*self._executable) for worker in self._workers])
+        except BaseException:
+            self.shutdown()
+            raise
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Call a function with each worker's executable.
@@ -296,7 +152,16 @@ class RayExecutor:
             Exception: The exception of the worker that failed first, as Ray raises it. If the other workers do not
                 finish within 10 s, for example because they wait for it, all workers are killed; call `start` again.
         """
-        return self._actors.execute(fn, callbacks or ())
+        self._check_started()
+        with Reports(callbacks or ()) as reports:
+            if reports.queue is not None:
+                ray.get([worker.set_queue.remote(reports.queue) for worker in self._workers])
+            try:
+                return self._results(self._execute_remote(fn), reports)
+            finally:
+                if reports.queue is not None:
+                    for worker in self._workers:
+                        worker.set_queue.remote(None)
 
     def run(
         self,
@@ -312,15 +177,104 @@ class RayExecutor:
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Start a call like `run`; return Ray's references to the results, by rank."""
-        return self._actors.execute_remote(_ignoring_executable(fn, args, kwargs))
+        return self._execute_remote(_ignoring_executable(fn, args, kwargs))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call a function with rank 0's executable, and return its result."""
-        return self._actors.execute_single(fn)
+        self._check_started()
+        return ray.get(self._workers[0].execute.remote(fn))
 
     def shutdown(self) -> None:
         """Stop the workers and release their resources."""
-        self._actors.shutdown()
+        for worker in self._workers:
+            ray.kill(worker)
+        self._workers = []
+        if self._own_group is not None:
+            ray.util.remove_placement_group(self._own_group)
+            self._own_group = None
+
+    @property
+    def _size(self) -> int:
+        return self._bundles * self._per_bundle
+
+    def _create(self) -> None:
+        """Create the actors, in the current placement group or in a new one."""
+        group = get_current_placement_group() if self._in_current_group else None
+        if group is None:
+            bundle = {name: number * self._per_bundle for name, number in self._resources.items()}
+            group = ray.util.placement_group(
+                [bundle] * self._bundles, strategy="STRICT_SPREAD" if self._spread else "PACK"
+            )
+            self._own_group = group
+            seconds = self.settings.placement_group_timeout_s
+            if not ray.wait([group.ready()], timeout=seconds)[0]:
+                where = " on different nodes" if self._spread else ""
+                raise TimeoutError(
+                    f"Ray did not provide resources for {self._size} workers within {seconds} s: they need "
+                    f"{self._bundles} times {bundle}{where}, and the cluster has {ray.cluster_resources()}"
+                )
+        kind = ray.remote(BaseHorovodWorker)
+        self._workers = [
+            kind.options(
+                num_cpus=self._resources["CPU"],
+                num_gpus=self._resources.get("GPU", 0),
+                # Tasks that a worker starts must run outside the group, whose resources the workers use up.
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group,
+                    index // self._per_bundle if self._own_group else -1,
+                    placement_group_capture_child_tasks=False,
+                ),
+            ).remote(index, self._size)
+            for index in range(self._size)
+        ]
+
+    def _assign_ranks(self) -> None:
+        """Rank the workers node by node, and set their environment variables."""
+        calls, seconds = [worker.node_id.remote() for worker in self._workers], self.settings.placement_group_timeout_s
+        if self._own_group is None and ray.wait(calls, num_returns=len(calls), timeout=seconds)[1]:
+            raise TimeoutError(
+                f"{self._size} workers of {dict(self._resources)} did not start within {seconds} s in the "
+                "placement group of this program; add bundles to it, or set use_current_placement_group=False"
+            )
+        ids = ray.get(calls)
+        nodes = list(dict.fromkeys(ids))
+        placed = sorted(zip(ids, self._workers, strict=True), key=lambda pair: nodes.index(pair[0]))
+        hosts, self._workers = [node for node, _ in placed], [worker for _, worker in placed]
+        addresses = ray.get([actor.node_address.remote() for actor in self._workers])
+        address = LOOPBACK if len(nodes) == 1 else addresses[0]
+        port = ray.get(self._workers[0].serve_store.remote(address))
+        devices = ray.get([actor.get_gpu_ids.remote() for actor in self._workers])
+        names = [[str(each) for each in own] for own in devices]
+        environments = worker_variables(hosts, names, address, port, self.settings.nics or ())
+        timeout = {"HOROVOD_START_TIMEOUT": str(self.settings.timeout_s)}
+        ray.get(
+            [
+                worker.update_env_vars.remote({**variables, **timeout, **self._environment})
+                for worker, variables in zip(self._workers, environments, strict=True)
+            ]
+        )
+
+    def _execute_remote(self, fn: Callable[[Any], Any]) -> list[Any]:
+        self._check_started()
+        return [worker.execute.remote(fn) for worker in self._workers]
+
+    def _check_started(self) -> None:
+        if not self._workers:
+            raise RuntimeError("this RayExecutor has no workers; call start() first")
+
+    def _results(self, references: Sequence[Any], reports: Reports) -> list[Any]:
+        pending = list(references)
+        while pending:
+            done, pending = ray.wait(pending, timeout=POLL_SECONDS if reports.queue else None)
+            try:
+                ray.get(done)
+            except Exception:
+                if pending and ray.wait(pending, num_returns=len(pending), timeout=OTHERS_SECONDS)[1]:
+                    self.shutdown()
+                raise
+            finally:
+                reports.deliver()
+        return list(ray.get(list(references)))
 
 
 def _ignoring_executable(

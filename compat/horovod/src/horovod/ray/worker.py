@@ -1,16 +1,19 @@
-"""The Ray actor of a Horovod worker."""
+"""The Ray actor of a Horovod worker, and the variables of workers that Ray has placed on hosts and GPUs."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 
 from horovod.ray.ray_logger import configure
+from lockstep.launch.plan.worker_variables import horovod_variables, torchrun_variables
 from lockstep.world.rendezvous import serve_store
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class BaseHorovodWorker:
@@ -73,3 +76,32 @@ class BaseHorovodWorker:
     def set_queue(self, queue: Any) -> None:
         """Set the queue to which `horovod.ray.ray_logger.log` sends reports."""
         configure(queue)
+
+
+def worker_variables(
+    hosts: Sequence[str], devices: Sequence[Sequence[str]], address: str, port: int, interfaces: Collection[str] = ()
+) -> list[dict[str, str]]:
+    """Return each worker's environment variables, by rank.
+
+    Args:
+        hosts: The workers' hosts by rank; workers of one host have consecutive ranks.
+        devices: The GPUs of each worker; empty to leave CUDA_VISIBLE_DEVICES unset.
+        address: The address of the job's store.
+        port: The port of the job's store.
+        interfaces: The network interfaces to use between hosts; empty for any.
+    """
+    names = list(dict.fromkeys(hosts))
+    slots = [hosts.count(name) for name in names]
+    result = []
+    for rank, host in enumerate(hosts):
+        node = names.index(host)
+        first = sum(slots[:node])
+        ranks = torchrun_variables(node, rank - first, slots, address, port)
+        variables = {**ranks, **horovod_variables(ranks, slots), "HOROVOD_HOSTNAME": host}
+        if interfaces:
+            chosen = ",".join(sorted(interfaces))
+            variables |= {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen}
+        if here := [device for own in devices[first : first + slots[node]] for device in own]:
+            variables[VISIBLE] = ",".join(here)
+        result.append(variables)
+    return result
