@@ -12,31 +12,22 @@ from dataclasses import MISSING
 from functools import reduce
 from typing import Any
 
+from lockstep.config import schema
 from lockstep.config.flags import Flag, flags_of, groups_of
-from lockstep.config.schema import (
-    AugmentConfig,
-    DataConfig,
-    ModelConfig,
-    NumericsConfig,
-    OptimConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainConfig,
-)
 from lockstep.launch.plan.batch_script import BatchJob
 from lockstep.launch.plan.containers import ContainerOptions
 from lockstep.launch.plan.options import LaunchOptions, RestartOptions
 from lockstep.launch.staging.stage_options import StageOptions
 
 TITLES: dict[type, str] = {
-    TrainConfig: "Training",
-    DataConfig: "Data",
-    AugmentConfig: "Augmentation",
-    ModelConfig: "Model",
-    OptimConfig: "Optimizer",
-    ParallelConfig: "Parallelism",
-    NumericsConfig: "Precision",
-    RunConfig: "Output",
+    schema.TrainConfig: "Training",
+    schema.DataConfig: "Data",
+    schema.AugmentConfig: "Augmentation",
+    schema.ModelConfig: "Model",
+    schema.OptimConfig: "Optimizer",
+    schema.ParallelConfig: "Parallelism",
+    schema.NumericsConfig: "Precision",
+    schema.RunConfig: "Output",
     BatchJob: "Job",
     LaunchOptions: "Hosts",
     ContainerOptions: "Containers and copies",
@@ -49,7 +40,14 @@ RARE = (
     *("--start-timeout", "--stop-timeout", "--elastic-timeout", "--stage-dir"),
 )
 # A recipe may turn these switches on or off, so their help shows both forms: --[no-]NAME.
-SETTINGS = (DataConfig, AugmentConfig, ModelConfig, OptimConfig, ParallelConfig, NumericsConfig)
+SETTINGS = (
+    schema.DataConfig,
+    schema.AugmentConfig,
+    schema.ModelConfig,
+    schema.OptimConfig,
+    schema.ParallelConfig,
+    schema.NumericsConfig,
+)
 # The end of the usage line, after the flags.
 TAILS = {
     "run": "-- COMMAND ...",

@@ -15,21 +15,8 @@ import numpy.typing as npt
 from lockstep.data.decode import decode_bytes, fault_of, header
 from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, EncodedSplit, FileSplit
+from lockstep.data.sources import pack_reader
 from lockstep.data.sources.image_folder import describe_range, list_images
-from lockstep.data.sources.pack_reader import (
-    PIECE_BYTES,
-    ROW,
-    SPLITS,
-    Manifest,
-    PackedPart,
-    PackedSplit,
-    Shard,
-    check_index,
-    is_packed,
-    member_name,
-    open_index,
-    splits,
-)
 from lockstep.errors import DataError
 from lockstep.files.untrusted import read_bytes
 
@@ -57,7 +44,7 @@ class SetFacts:
     """Facts about a data set; `manifest` is None for a folder of images."""
 
     classes: tuple[str, ...]
-    manifest: Manifest | None
+    manifest: pack_reader.Manifest | None
     splits: tuple[SplitFacts, ...]
     notes: Sequence[str] = ()
 
@@ -70,13 +57,15 @@ def describe(path: Path) -> SetFacts:
     """
     if not path.is_dir():
         raise DataError(f"{path} is not a folder; pass a folder with train/ and val/, or a pack")
-    manifest = Manifest.read(path) if is_packed(path) else None
+    manifest = pack_reader.Manifest.read(path) if pack_reader.is_packed(path) else None
     parts: Sequence[EncodedSplit]
     if manifest:
-        classes, parts = manifest.classes, splits(path, manifest)
+        classes, parts = manifest.classes, pack_reader.splits(path, manifest)
     else:
         classes, *parts = list_images(path)
-    facts = tuple(_describe_split(name, part, len(classes)) for name, part in zip(SPLITS, parts, strict=True))
+    facts = tuple(
+        _describe_split(name, part, len(classes)) for name, part in zip(pack_reader.SPLITS, parts, strict=True)
+    )
     return SetFacts(classes, manifest, facts, describe_range(parts[0], manifest.bits if manifest else None))
 
 
@@ -84,7 +73,7 @@ def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
     counts = np.bincount(np.asarray(split.labels), minlength=classes)
     samples = np.unique(np.linspace(0, len(split) - 1, min(len(split), SAMPLED)).astype(int))
     headers = [found for sample in samples.tolist() if (found := header(split, sample))]
-    shards = len(split.shards) if isinstance(split, PackedSplit) else 0
+    shards = len(split.shards) if isinstance(split, pack_reader.PackedSplit) else 0
     return SplitFacts(
         name,
         len(split),
@@ -100,7 +89,7 @@ def _describe_split(name: str, split: EncodedSplit, classes: int) -> SplitFacts:
 
 
 def _size_bytes(split: EncodedSplit) -> int:
-    if isinstance(split, PackedSplit):
+    if isinstance(split, pack_reader.PackedSplit):
         return int(split.index["length"].sum(dtype=np.int64))
     assert isinstance(split, FileSplit)
     return sum(path.stat().st_size for path in split.paths if path.exists())  # a link may be dangling
@@ -119,7 +108,7 @@ class VerifyShardTask:
     """One shard of the split in `folder`, and its rows of the index; no rows if the index is damaged."""
 
     folder: Path
-    shard: Shard
+    shard: pack_reader.Shard
     rows: npt.NDArray[np.void]
 
     def __len__(self) -> int:
@@ -146,18 +135,18 @@ def plan(path: Path) -> Verification:
     """
     if not path.is_dir():
         raise DataError(f"{path} is not a folder; pass a folder with train/ and val/, or a pack")
-    if is_packed(path):
-        return _plan_pack(path, Manifest.read(path))
+    if pack_reader.is_packed(path):
+        return _plan_pack(path, pack_reader.Manifest.read(path))
     _, train, val = list_images(path)
     paths = [*train.paths, *val.paths]
     pieces = [tuple(paths[start : start + FILES_A_TASK]) for start in range(0, len(paths), FILES_A_TASK)]
     return Verification(len(paths), pieces, [])
 
 
-def _plan_pack(path: Path, manifest: Manifest) -> Verification:
+def _plan_pack(path: Path, manifest: pack_reader.Manifest) -> Verification:
     tasks: list[VerifyShardTask | Files] = []
     bad, samples = [], 0
-    for name in SPLITS:
+    for name in pack_reader.SPLITS:
         folder, part = path / name, manifest.splits[name]
         samples += part.samples
         index, faults = _read_index(folder, part, len(manifest.classes))
@@ -169,13 +158,13 @@ def _plan_pack(path: Path, manifest: Manifest) -> Verification:
     return Verification(samples, tasks, bad)
 
 
-def _read_index(folder: Path, part: PackedPart, classes: int) -> tuple[npt.NDArray[np.void], list[str]]:
+def _read_index(folder: Path, part: pack_reader.PackedPart, classes: int) -> tuple[npt.NDArray[np.void], list[str]]:
     """Return a split's index, empty if damaged, and its faults."""
     try:
-        index = open_index(folder, part.shards)
-        check_index(folder, index, part, classes)
+        index = pack_reader.open_index(folder, part.shards)
+        pack_reader.check_index(folder, index, part, classes)
     except DataError as error:
-        return np.empty(0, ROW), [str(error)]
+        return np.empty(0, pack_reader.ROW), [str(error)]
     return np.array(index), []  # copied: if a mapped file shrinks, reading it kills the process
 
 
@@ -212,9 +201,11 @@ def _verify_shard(task: VerifyShardTask) -> list[str]:
                 digest.update(before)
                 digest.update(content)
                 if crc32(content) != crc:
-                    bad.append(f"{path}!{member_name(before[start - position :])} has changed since it was packed")
+                    bad.append(
+                        f"{path}!{pack_reader.member_name(before[start - position :])} has changed since it was packed"
+                    )
                 position = offset + length
-            while piece := file.read(PIECE_BYTES):
+            while piece := file.read(pack_reader.PIECE_BYTES):
                 digest.update(piece)
         if not bad and digest.hexdigest() != task.shard.sha256:
             where = ", outside the images" if len(task.rows) else ""

@@ -26,17 +26,8 @@ from lockstep.config.schema import MAX_BITS
 from lockstep.data.decode import GRAY_MODES, check_scans, eight_bits, fault_of, open_encoded
 from lockstep.data.parallel_map import run_all
 from lockstep.data.sets import MAX_IMAGE_BYTES, FileSplit
+from lockstep.data.sources import pack_reader
 from lockstep.data.sources.image_folder import describe_range, list_images, name_of, validation_folder
-from lockstep.data.sources.pack_reader import (
-    BLOCK,
-    INDEX_FILE,
-    ROW,
-    SPLITS,
-    Manifest,
-    PackedPart,
-    Shard,
-    is_packed,
-)
 from lockstep.errors import ConfigError, CorruptImageError, DataError, first_line, require
 from lockstep.files.atomic import partial_of, sync
 from lockstep.files.folder_lock import holding
@@ -137,7 +128,7 @@ class ShardTask:
 class WrittenShard(NamedTuple):
     """A written shard, its rows in the split's index, and the files that it leaves out."""
 
-    shard: Shard
+    shard: pack_reader.Shard
     rows: npt.NDArray[np.void]
     left_out: list[str]
 
@@ -155,7 +146,7 @@ class PackPlan:
 
     @property
     def all_tasks(self) -> list[ShardTask]:
-        return [task for name in SPLITS for task in self.tasks[name]]
+        return [task for name in pack_reader.SPLITS for task in self.tasks[name]]
 
     @property
     def samples(self) -> int:
@@ -176,7 +167,7 @@ def make_plan(
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; pass one with train/ and val/ (or test/)")
-    if is_packed(folder):
+    if pack_reader.is_packed(folder):
         raise DataError(f"{folder} is already packed; pass the original folder of images")
     source, target = folder.resolve(), out.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
@@ -185,7 +176,7 @@ def make_plan(
     classes, *file_splits = list_images(folder)
     roots, partial = (folder / "train", validation_folder(folder)), partial_of(out)
     tasks: dict[str, list[ShardTask]] = {}
-    for name, root, split in zip(SPLITS, roots, file_splits, strict=True):
+    for name, root, split in zip(pack_reader.SPLITS, roots, file_splits, strict=True):
         items = [
             Item(str(path), key, label)
             for path, key, label in zip(split.paths, _keys(split, root), split.labels, strict=True)
@@ -241,7 +232,7 @@ def _cut(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
             start, total = end, 0
 
 
-def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Manifest:
+def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> pack_reader.Manifest:
     """Write the pack under a temporary name, rename it, and return its manifest.
 
     Args:
@@ -268,31 +259,34 @@ def write(plan: PackPlan, processes: int, advance: Callable[[int], None]) -> Man
     return manifest
 
 
-def _write_all(plan: PackPlan, folder: Path, processes: int, advance: Callable[[int], None]) -> Manifest:
-    for name in SPLITS:
+def _write_all(plan: PackPlan, folder: Path, processes: int, advance: Callable[[int], None]) -> pack_reader.Manifest:
+    for name in pack_reader.SPLITS:
         shutil.rmtree(folder / name, ignore_errors=True)  # a killed process left it
         (folder / name).mkdir()
     written = {}
     for task, result in run_all(write_shard, plan.all_tasks, processes):
         written[task.path] = result
         advance(len(task.items))
-    parts = {name: _write_index(folder / name, [written[task.path] for task in plan.tasks[name]]) for name in SPLITS}
-    manifest = Manifest(plan.name, plan.classes, plan.settings, parts)
+    parts = {
+        name: _write_index(folder / name, [written[task.path] for task in plan.tasks[name]])
+        for name in pack_reader.SPLITS
+    }
+    manifest = pack_reader.Manifest(plan.name, plan.classes, plan.settings, parts)
     manifest.write(folder)
     return manifest
 
 
-def _write_index(folder: Path, written: Sequence[WrittenShard]) -> PackedPart:
+def _write_index(folder: Path, written: Sequence[WrittenShard]) -> pack_reader.PackedPart:
     """Write the split's index from the rows of its shards."""
     rows = np.concatenate([part.rows for part in written])
     left_out = tuple(path for part in written for path in part.left_out)
     if not len(rows):
         raise DataError(f"none of the images for {folder} can be decoded, for example {left_out[0]}")
-    with (folder / INDEX_FILE).open("wb") as file:
+    with (folder / pack_reader.INDEX_FILE).open("wb") as file:
         np.save(file, rows)
-    sync(folder / INDEX_FILE)
-    digest = hashlib.sha256((folder / INDEX_FILE).read_bytes()).hexdigest()
-    return PackedPart(len(rows), digest, tuple(part.shard for part in written), left_out)
+    sync(folder / pack_reader.INDEX_FILE)
+    digest = hashlib.sha256((folder / pack_reader.INDEX_FILE).read_bytes()).hexdigest()
+    return pack_reader.PackedPart(len(rows), digest, tuple(part.shard for part in written), left_out)
 
 
 def write_shard(task: ShardTask) -> WrittenShard:
@@ -332,11 +326,11 @@ def _write_items(file: BufferedWriter, task: ShardTask) -> WrittenShard:
             else:
                 start = tar.offset
                 _add(tar, f"{item.key}.{extension}", content)
-                offset = tar.offset - (len(content) + -len(content) % BLOCK)  # without the padding
+                offset = tar.offset - (len(content) + -len(content) % pack_reader.BLOCK)  # without the padding
                 _add(tar, f"{item.key}.cls", b"%d" % item.label)
                 rows.append((task.number, item.label, start, offset, len(content), crc32(content)))
-    shard = Shard(task.path.name, len(rows), file.tell(), hashed.digest.hexdigest())
-    return WrittenShard(shard, np.array(rows, ROW), left_out)
+    shard = pack_reader.Shard(task.path.name, len(rows), file.tell(), hashed.digest.hexdigest())
+    return WrittenShard(shard, np.array(rows, pack_reader.ROW), left_out)
 
 
 class _HashedFile:

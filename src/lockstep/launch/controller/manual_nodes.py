@@ -23,22 +23,9 @@ from lockstep.launch.controller.host_process import RelayedProcess
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.plan.hosts import HOST_NAME, is_here
 from lockstep.launch.plan.timings import Timings
+from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.handshake import SealedLines, Seals, StrangerError, admit
 from lockstep.world.peer_loss import detect_loss
-from lockstep.launch.protocol.messages import (
-    LIMIT_BYTES,
-    Alive,
-    Announcement,
-    Introduction,
-    JobOver,
-    Launch,
-    Message,
-    MessageError,
-    Refused,
-    Signal,
-    pack,
-    unpack,
-)
 
 STOP = (signal.SIGINT, signal.SIGTERM)  # what other nodes may ask for, with notices of a batch system
 CONTROL_BYTES = 1 << 10  # limit for a message about a node, once it has joined
@@ -49,7 +36,7 @@ Connected = tuple[socket.socket, Seals]
 class JoinedNode:
     """A node that takes part: its connection, for what concerns the node, and what it is asked for."""
 
-    def __init__(self, newcomer: Introduction, connection: socket.socket, seals: Seals) -> None:
+    def __init__(self, newcomer: messages.Introduction, connection: socket.socket, seals: Seals) -> None:
         self.newcomer = newcomer
         self.connection = connection
         self.is_lost = False
@@ -58,9 +45,9 @@ class JoinedNode:
         self._received = b""  # the start of a message, which another event loop may complete
         self._signs: list[asyncio.Future[bool]] = []  # awaited signs of life
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Send a message, which is short enough for the socket's buffer; a node whose buffer is full is lost."""
-        line = self._seals.outgoing.add(pack(message))
+        line = self._seals.outgoing.add(messages.pack(message))
         with suppress(OSError):
             if self.connection.send(line) == len(line):
                 return
@@ -69,14 +56,14 @@ class JoinedNode:
     async def listen(self, take_signal: Callable[[int], None]) -> None:
         """Receive its messages until it disconnects."""
         receive = asyncio.get_running_loop().sock_recv
-        with suppress(OSError, MessageError):
+        with suppress(OSError, messages.MessageError):
             while (part := await receive(self.connection, CONTROL_BYTES)) and len(self._received) < CONTROL_BYTES:
                 *lines, self._received = (self._received + part).split(b"\n")
                 for line in lines:
-                    match unpack(self._seals.incoming.remove(line + b"\n")):
-                        case Alive():
+                    match messages.unpack(self._seals.incoming.remove(line + b"\n")):
+                        case messages.Alive():
                             self._resolve(True)
-                        case Signal(number):
+                        case messages.Signal(number):
                             take_signal(number)
         self.lose()
         self.connection.close()
@@ -85,7 +72,7 @@ class JoinedNode:
         """Whether it answers in time; it is lost otherwise."""
         self._signs = [each for each in self._signs if not each.done()]
         self._signs.append(sign := asyncio.get_running_loop().create_future())
-        self.send(Alive())
+        self.send(messages.Alive())
         with suppress(TimeoutError):
             return await asyncio.wait_for(sign, seconds)
         self.lose()
@@ -183,9 +170,9 @@ class ManualNodes:
         ticket, connected = secrets.token_hex(16), asyncio.get_running_loop().create_future()
         joined.awaited[ticket] = connected
         try:
-            joined.send(Launch(ticket, stager))
+            joined.send(messages.Launch(ticket, stager))
             connection, seals = await connected
-            streams = await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES)
+            streams = await asyncio.open_connection(sock=connection, limit=messages.LIMIT_BYTES)
             return RelayedProcess(SealedLines(*streams, seals))
         except ConnectionError:
             node = self._names[host]
@@ -201,13 +188,13 @@ class ManualNodes:
     def report(self, text: str) -> None:
         """Print a text on the terminals of all nodes."""
         for joined in self._joined.values():
-            joined.send(Announcement(text[:REPORT_CHARACTERS]))
+            joined.send(messages.Announcement(text[:REPORT_CHARACTERS]))
 
     def close(self, code: int) -> None:
         """Let all nodes end with this exit code."""
         self._listener.close()
         for joined in self._joined.values():
-            joined.send(JobOver(code))
+            joined.send(messages.JobOver(code))
         for joined in self._joined.values():
             with suppress(OSError):
                 joined.connection.shutdown(socket.SHUT_WR)
@@ -265,15 +252,15 @@ class ManualNodes:
             return
         joined = JoinedNode(newcomer, connection, seals)
         if why := await self._refusal(newcomer):
-            joined.send(Refused(why))
+            joined.send(messages.Refused(why))
             connection.close()
             return
         self._joined[newcomer.node] = joined
-        joined.send(Alive())
+        joined.send(messages.Alive())
         self._has_joined.set()
         self._do(joined.listen(self._take_signal))
 
-    async def _refusal(self, newcomer: Introduction) -> str:
+    async def _refusal(self, newcomer: messages.Introduction) -> str:
         """Return why a node cannot join, or ""."""
         node, nodes = newcomer.node, newcomer.nodes
         if nodes != self._nodes:
@@ -312,7 +299,7 @@ class ManualNodes:
             say(text)
             self.report(text)
 
-    def _name_of(self, newcomer: Introduction) -> str:
+    def _name_of(self, newcomer: messages.Introduction) -> str:
         """Return a name for the messages that no other host of this job has."""
         name = newcomer.host
         is_name = HOST_NAME.fullmatch(name) and ":" not in name

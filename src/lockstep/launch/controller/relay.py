@@ -30,24 +30,8 @@ from lockstep.launch.controller.job_signals import FORWARDED, STOP
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.node.job_folders import SNAPSHOTS_PREFIX, new_snapshots_path
 from lockstep.launch.plan.job_plan import JobPlan, ManualNode
+from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.handshake import MeetingError, SealedLines, StrangerError, introduce
-from lockstep.launch.protocol.messages import (
-    LIMIT_BYTES,
-    Alive,
-    Announcement,
-    Introduction,
-    JobOver,
-    Launch,
-    Message,
-    MessageError,
-    NodeExited,
-    NodeJob,
-    Refused,
-    Signal,
-    pack,
-    receive,
-    unpack,
-)
 from lockstep.launch.staging.job_copies import REMOVE_SECONDS, copies_secret
 from lockstep.world import STARTED
 from lockstep.world.peer_loss import detect_loss
@@ -73,7 +57,9 @@ class Relay:
         self._port = manual.port
         self._own = own
         self._secret = secret
-        self._newcomer = Introduction(manual.node, manual.nodes, plan.workers, socket.gethostname(), plan.obeys)
+        self._newcomer = messages.Introduction(
+            manual.node, manual.nodes, plan.workers, socket.gethostname(), plan.obeys
+        )
         self._where = f"{manual.address}:{manual.port}"
         self._launcher: SealedLines | None = None
         self._processes: set[asyncio.Task[None]] = set()
@@ -110,7 +96,7 @@ class Relay:
         if is_stop and (number == signal.SIGHUP or not self._has_started):
             self._leave(number)
         elif self._launcher and self._has_started:
-            self._launcher.send(pack(Signal(int(number))))
+            self._launcher.send(messages.pack(messages.Signal(int(number))))
             if is_stop:
                 seconds = self._plan.stop_timeout + self._plan.timings.caller_end  # if the launcher does not obey
                 asyncio.get_running_loop().call_later(seconds, self._leave, number)
@@ -183,7 +169,7 @@ class Relay:
                 await asyncio.get_running_loop().sock_connect(connection, (self._address, self._port))
                 detect_loss(connection, timings.silence)
                 seals = await introduce(connection, replace(self._newcomer, ticket=ticket), self._secret)
-            return SealedLines(*await asyncio.open_connection(sock=connection, limit=LIMIT_BYTES), seals)
+            return SealedLines(*await asyncio.open_connection(sock=connection, limit=messages.LIMIT_BYTES), seals)
         except BaseException:
             connection.close()
             raise
@@ -191,24 +177,24 @@ class Relay:
     async def _obey(self, launcher: SealedLines) -> int | None:
         """Obey the launcher; return the job's exit code, or None if it disconnects."""
         has_joined = False
-        with suppress(OSError, MessageError):
-            while message := await receive(launcher):
+        with suppress(OSError, messages.MessageError):
+            while message := await messages.receive(launcher):
                 match message:
-                    case Refused(why):
+                    case messages.Refused(why):
                         raise MeetingError(printable(why))
-                    case Alive():
+                    case messages.Alive():
                         if not has_joined:
                             say(f"lockstep: connected to the first node at {self._where}, which shows all output")
                         has_joined = True
-                        launcher.send(pack(Alive()))
-                    case Announcement(text):
+                        launcher.send(messages.pack(messages.Alive()))
+                    case messages.Announcement(text):
                         say(printable(text))
-                    case Launch(ticket, stager):
+                    case messages.Launch(ticket, stager):
                         self._has_started = True
                         task = asyncio.create_task(self._run_process(ticket, stager and self._plan.obeys))
                         self._processes.add(task)
                         task.add_done_callback(self._processes.discard)
-                    case JobOver(code):
+                    case messages.JobOver(code):
                         return code
         return None
 
@@ -232,7 +218,7 @@ class Relay:
             while line := await process.readline():
                 lines.send(line)
                 await lines.writer.drain()
-            lines.send(pack(NodeExited(await process.wait(), process.last_lines)))
+            lines.send(messages.pack(messages.NodeExited(await process.wait(), process.last_lines)))
             await lines.writer.drain()
         finally:
             down.cancel()
@@ -242,7 +228,7 @@ class Relay:
         try:
             while line := await lines.readline():
                 process.send(checked(line))
-        except (ValueError, MessageError):
+        except (ValueError, messages.MessageError):
             pass
         finally:
             process.stdin.close()
@@ -258,14 +244,14 @@ class Relay:
     def _checked(self, line: bytes) -> bytes:
         """Return what the node process may receive of a line."""
         try:
-            message: Message | None = unpack(line)
-            if isinstance(message, NodeJob):
+            message: messages.Message | None = messages.unpack(line)
+            if isinstance(message, messages.NodeJob):
                 message = self._own_job(message)
-        except MessageError:
+        except messages.MessageError:
             message = None
-        return pack(message) if message else b""
+        return messages.pack(message) if message else b""
 
-    def _own_job(self, job: NodeJob) -> NodeJob:
+    def _own_job(self, job: messages.NodeJob) -> messages.NodeJob:
         """Return a job with this node's folder and devices and, unless it obeys, its command and environment.
 
         Raises:
@@ -276,7 +262,7 @@ class Relay:
         own_snapshots = new_snapshots_path().parent / f"{snapshots.name}-{self._newcomer.node}"  # on a shared host, too
         is_snapshots = re.fullmatch(rf"{SNAPSHOTS_PREFIX}[0-9a-f]+", snapshots.name)
         if not set(added[::2]) <= {*FLAGS} or (job.snapshots and not is_snapshots):
-            raise MessageError("unexpected arguments")
+            raise messages.MessageError("unexpected arguments")
         allowed = job.environment if plan.obeys else VARIABLES
         given = {name: job.environment[name] for name in allowed if name in job.environment}
         own = {**plan.nodes[0].environment(plan.own_environment), **plan.environment, COMMAND: typed_command()}

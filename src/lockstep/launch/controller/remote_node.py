@@ -16,36 +16,15 @@ from lockstep.launch.controller.start_errors import StartError, killed, why_not_
 from lockstep.launch.output import Name
 from lockstep.launch.plan.job_plan import NodePlan, OtherNodes
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import (
-    Alive,
-    End,
-    Ended,
-    Failing,
-    HostProcess,
-    Inspect,
-    Inspected,
-    Message,
-    NodeFailure,
-    NodeJob,
-    NodeReady,
-    NoProgress,
-    Output,
-    PeersLeft,
-    Reached,
-    Started,
-    StepsObserved,
-    bytes_of,
-    pack,
-    receive,
-)
+from lockstep.launch.protocol import messages
 from lockstep.launch.staging.job_copies import JobCopies
 
 DETECT_SECONDS = 0.01
 INSPECTION_SECONDS = 10.0
-STAGES = (NodeReady, Reached, Started)  # the answers during a start, in this order
-T = TypeVar("T", bound=Message)
+STAGES = (messages.NodeReady, messages.Reached, messages.Started)  # the answers during a start, in this order
+T = TypeVar("T", bound=messages.Message)
 Show = Callable[[int, Name, bytes], Awaitable[None]]
-Observe = Callable[[StepsObserved], None]
+Observe = Callable[[messages.StepsObserved], None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +47,7 @@ class Remote:
     """
 
     def __init__(self) -> None:
-        self._process: HostProcess | None = None
+        self._process: messages.HostProcess | None = None
         self._timings = Timings()
         self._stdout = -1  # the node process's descriptor that workers write to directly
         self._heard = time.monotonic()
@@ -96,11 +75,11 @@ class Remote:
         self._others = others
         self._show = show
         self._observe = observe
-        self._answers: dict[type[Message], asyncio.Future[Any]] = {}
-        self.end: asyncio.Future[Ended | Lost] = asyncio.get_running_loop().create_future()
+        self._answers: dict[type[messages.Message], asyncio.Future[Any]] = {}
+        self.end: asyncio.Future[messages.Ended | Lost] = asyncio.get_running_loop().create_future()
         self.idle_s = 0.0  # how long its workers have made no progress, while they stand still
         self.glance: tuple[WorkerState, ...] = ()  # their states at that time, as far as known without an inspection
-        self.left = PeersLeft()
+        self.left = messages.PeersLeft()
         self._inspecting = asyncio.Lock()
         self.no_progress, self.progressing = asyncio.Event(), asyncio.Event()
         self.progressing.set()
@@ -113,21 +92,21 @@ class Remote:
     @property
     def is_usable(self) -> bool:
         """Whether it runs, and will send nothing of an earlier job any more: a spare may not be ready yet."""
-        return not self.is_lost and (self.end.done() or self.answer(NodeReady).done())
+        return not self.is_lost and (self.end.done() or self.answer(messages.NodeReady).done())
 
     @property
     def is_free(self) -> bool:
         """Whether it can be reused for another generation: it runs, and its previous workers have exited."""
         return not self.is_lost and self.end.done()
 
-    async def start(self, job: NodeJob) -> None:
+    async def start(self, job: messages.NodeJob) -> None:
         """Send it the job; start it first if it does not run yet."""
         self._timings = job.timings
         if self._process is None:
             await self._start(job)
         self.send(replace(job, stdout=self._stdout if job.stdout >= 0 else -1))
 
-    async def _start(self, first: NodeJob) -> None:
+    async def _start(self, first: messages.NodeJob) -> None:
         # a copy, numbered above the node process's own three streams
         stdout = os.dup(first.stdout) if first.stdout >= 0 else -1
         try:
@@ -157,24 +136,24 @@ class Remote:
         answers = [self.answer(kind) for kind in STAGES]
         return any(answer.done() and answer.exception() for answer in answers)
 
-    def outcome(self) -> Ended | Lost | None:
+    def outcome(self) -> messages.Ended | Lost | None:
         """Return what is known so far about the end of its part."""
         if self.end.done():
             return self.end.result()
-        return Lost("its workers failed without an error message") if self.answer(Failing).done() else None
+        return Lost("its workers failed without an error message") if self.answer(messages.Failing).done() else None
 
-    async def inspect(self) -> Inspected:
+    async def inspect(self) -> messages.Inspected:
         """Return the states of its workers, or an error if it does not answer in time."""
         async with self._inspecting:
-            answer = self._answers[Inspected] = asyncio.get_running_loop().create_future()
-            self.send(Inspect())
+            answer = self._answers[messages.Inspected] = asyncio.get_running_loop().create_future()
+            self.send(messages.Inspect())
             with suppress(TimeoutError):
                 return await asyncio.wait_for(answer, INSPECTION_SECONDS)
-            return Inspected((), error=f"no answer within {INSPECTION_SECONDS:g} s")
+            return messages.Inspected((), error=f"no answer within {INSPECTION_SECONDS:g} s")
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         if self._process:
-            self._process.send(pack(message))
+            self._process.send(messages.pack(message))
 
     async def close(self) -> None:
         """Close the connection, and kill the node process if it does not exit in time."""
@@ -186,32 +165,32 @@ class Remote:
 
     async def _listen(self) -> None:
         assert self._process
-        while message := await receive(self._process):
+        while message := await messages.receive(self._process):
             self._heard = time.monotonic()
             match message:
-                case Output(rank, "stdout" | "stderr" as name, text):
-                    await self._show(rank, name, bytes_of(text))
-                case StepsObserved():
+                case messages.Output(rank, "stdout" | "stderr" as name, text):
+                    await self._show(rank, name, messages.bytes_of(text))
+                case messages.StepsObserved():
                     self._observe(message)
-                case NodeFailure(text):
+                case messages.NodeFailure(text):
                     self._lost(f"{self.node.host} {text}")
-                case Ended():
+                case messages.Ended():
                     self._resolve(self.end, message)
-                case NoProgress(seconds, workers):
+                case messages.NoProgress(seconds, workers):
                     self.idle_s, self.glance = seconds, workers
                     stands, moves = self.no_progress, self.progressing
                     (moves if seconds else stands).clear()
                     (stands if seconds else moves).set()
-                case PeersLeft():
+                case messages.PeersLeft():
                     self.left = message
-                case NodeReady() | Reached() | Started() | Failing() | Inspected():
+                case _ if isinstance(message, (*STAGES, messages.Failing, messages.Inspected)):
                     self._resolve(self.answer(type(message)), message)
         self._has_disconnected = True
-        if self.answer(Started).done():
+        if self.answer(messages.Started).done():
             self._lost("")  # before its guard exits, which kills its workers: they may have much memory to free
             return
         exit_code, stderr = await self._process.wait(), self._process.last_lines
-        if self.answer(NodeReady).done():
+        if self.answer(messages.NodeReady).done():
             how = killed(exit_code) or f"exited: {stderr.strip() or f'exit code {exit_code}'}"
             self._lost(f"the node process on {self.node.host} {how} while its workers were starting")
         else:
@@ -223,9 +202,9 @@ class Remote:
             await asyncio.sleep(self._timings.heartbeat)
             if time.monotonic() - asleep > self._timings.standstill:  # this process was suspended
                 self._heard = time.monotonic()
-            self.send(Alive())
+            self.send(messages.Alive())
             silence = self._timings.silence
-            if time.monotonic() - self._heard > silence and self.answer(NodeReady).done():
+            if time.monotonic() - self._heard > silence and self.answer(messages.NodeReady).done():
                 self._lost(f"has been silent for {silence:g} s: the host or the network is down")
 
     def _watch_over(self, task: asyncio.Task[Any]) -> None:
@@ -233,7 +212,7 @@ class Remote:
         if not task.cancelled() and (error := task.exception()):
             self._lost(f"its messages are invalid: {error!r}")
 
-    def _resolve(self, answer: asyncio.Future[Any], message: Message | Lost) -> None:
+    def _resolve(self, answer: asyncio.Future[Any], message: messages.Message | Lost) -> None:
         if not answer.done():
             answer.set_result(message)
 
@@ -283,8 +262,8 @@ class NodePool:
             remotes.append(remote)
         for remote in self._free.values():
             last = remote.end.result() if remote.end.done() else None  # else a spare
-            if isinstance(last, Ended) and last.staying:
-                remote.send(End(0.0))  # the workers that wait there have no place in this generation
+            if isinstance(last, messages.Ended) and last.staying:
+                remote.send(messages.End(0.0))  # the workers that wait there have no place in this generation
         return remotes
 
     def holds(self, node: NodePlan) -> bool:

@@ -27,27 +27,7 @@ from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.node.worker_starter import WorkerStarter
 from lockstep.launch.node.worker_watch import StayingWorkers
 from lockstep.launch.plan.timings import Timings
-from lockstep.launch.protocol.messages import (
-    NO_MESSAGE,
-    Alive,
-    End,
-    Foreign,
-    HostsChanged,
-    Inspect,
-    Leave,
-    Message,
-    NodeFailure,
-    NodeJob,
-    NodeReady,
-    Reach,
-    Reached,
-    Signal,
-    Start,
-    pack,
-    reader_of,
-    receive,
-    writer_to,
-)
+from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.reachability import Listeners, reachable
 from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import addresses
@@ -118,46 +98,46 @@ class Node:
             raise error
         with suppress(TimeoutError):  # if the launcher is unreachable, unsent messages may fill the buffer
             text = f"cannot go on: {reached_limit(error) or error}" if isinstance(error, OSError) else str(error)
-            await asyncio.wait_for(self._send(NodeFailure(text)), self._timings.error_send)
+            await asyncio.wait_for(self._send(messages.NodeFailure(text)), self._timings.error_send)
 
     async def _obey(self) -> int:
         """Execute the launcher's messages until it disconnects; return the exit code."""
         message = await self._message(None)
         if message is None:
-            return NO_MESSAGE
-        if isinstance(message, Foreign):
-            await self._send(NodeFailure(f"has Lockstep {__version__}, unlike the launcher"))
+            return messages.NO_MESSAGE
+        if isinstance(message, messages.Foreign):
+            await self._send(messages.NodeFailure(f"has Lockstep {__version__}, unlike the launcher"))
             return 1
         while message:
             match message:
-                case NodeJob():
+                case messages.NodeJob():
                     await self._begin(message)
-                case Reach(listeners):
+                case messages.Reach(listeners):
                     assert self._workers
                     await self._send(
-                        Reached(await reachable(listeners, self._workers.job.secret, self._timings.connect))
+                        messages.Reached(await reachable(listeners, self._workers.job.secret, self._timings.connect))
                     )
-                case Start():
+                case messages.Start():
                     assert self._workers
                     self._workers.start(message, self._listeners)
-                case HostsChanged(change):
+                case messages.HostsChanged(change):
                     self._staying.tell({"change": change})
-                case Leave():
+                case messages.Leave():
                     assert self._workers
                     await self._workers.leave()
-                case Signal(number):
+                case messages.Signal(number):
                     self._signal_workers(number)
-                case Inspect():
+                case messages.Inspect():
                     assert self._workers
                     inspecting = asyncio.create_task(self._workers.inspect())
                     self._inspections.add(inspecting)
                     inspecting.add_done_callback(self._inspections.discard)
-                case End(seconds):
+                case messages.End(seconds):
                     await self._end(seconds)
             message = await self._message(self._timings.silence if self._heartbeat.is_set() else None)
         return 0
 
-    async def _begin(self, job: NodeJob) -> None:
+    async def _begin(self, job: messages.NodeJob) -> None:
         """Accept a job: its first generation, or the next one."""
         self._listeners, self._timings = None, job.timings
         if job.heartbeat:
@@ -174,7 +154,7 @@ class Node:
         if job.is_elastic:
             await self._staying.open()
         self._workers = HostWorkers(job, self._scratch, self._starter, self._staying, kept, self._changed, self._send)
-        ready = NodeReady(versions(), cores=usable_cores())
+        ready = messages.NodeReady(versions(), cores=usable_cores())
         if len(job.slots) > 1 and not job.loopback:
             own = [("", job.address)] if job.address else addresses(job.interfaces)
             if not own:
@@ -196,17 +176,17 @@ class Node:
     async def _beat(self) -> None:
         await self._heartbeat.wait()
         while True:
-            await self._send(Alive())
+            await self._send(messages.Alive())
             await asyncio.sleep(self._timings.heartbeat)
 
-    async def _message(self, seconds: float | None) -> Message | None:
+    async def _message(self, seconds: float | None) -> messages.Message | None:
         """Return the launcher's next message; None if it has disconnected.
 
         Raises:
             NodeError: Nothing arrived for `seconds`; the launcher receives this error if it comes back.
             Exception: The error that ended the work.
         """
-        message = asyncio.ensure_future(receive(self._reader))
+        message = asyncio.ensure_future(messages.receive(self._reader))
         work = self._workers.work if self._workers else None
         try:
             while not message.done():
@@ -220,15 +200,15 @@ class Node:
         finally:
             message.cancel()
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: messages.Message) -> None:
         with suppress(ConnectionError):  # a dead launcher is detected by its silence
-            self._writer.write(pack(message))
+            self._writer.write(messages.pack(message))
             await self._writer.drain()
 
 
 async def serve(scratch: Path) -> int:
     """Run a node process over the standard streams."""
     allow_many_files()
-    reader, writer = await reader_of(os.dup(0)), await writer_to(os.dup(1))
+    reader, writer = await messages.reader_of(os.dup(0)), await messages.writer_to(os.dup(1))
     os.dup2(2, 1)  # a stray print must not look like a message
     return await Node(reader, writer, scratch).run()

@@ -22,17 +22,7 @@ from dataclasses import dataclass, replace
 from lockstep.errors import LockstepError
 from lockstep.files.untrusted import printable
 from lockstep.launch.plan.worker_variables import SECRET
-from lockstep.launch.protocol.messages import (
-    Answer,
-    Foreign,
-    Introduction,
-    Knock,
-    Message,
-    MessageError,
-    Refused,
-    pack,
-    unpack,
-)
+from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof
 
 UNPROVEN_BYTES = 1 << 10  # limit for a message; a host name takes at most 255
@@ -70,7 +60,7 @@ class Seal:
         """
         plain = line.partition(b" ")[2] if self._key else line
         if not hmac.compare_digest(self._next(plain), line[: len(line) - len(plain)]):
-            raise MessageError("a line was changed between the nodes, or comes from another program")
+            raise messages.MessageError("a line was changed between the nodes, or comes from another program")
         return plain
 
     def _next(self, line: bytes) -> bytes:
@@ -123,7 +113,7 @@ class SealedLines:
             self.writer.write(self._seals.outgoing.add(line))
 
 
-async def admit(connection: socket.socket, secret: str) -> tuple[Introduction, Seals]:
+async def admit(connection: socket.socket, secret: str) -> tuple[messages.Introduction, Seals]:
     """Recognize a node at the first node; return it, with the seals of what follows.
 
     The connection is closed on any error.
@@ -135,10 +125,10 @@ async def admit(connection: socket.socket, secret: str) -> tuple[Introduction, S
     with _closed_on_error(connection):
         knock = await _receive(connection)
         where = connection.getpeername()[0]
-        if isinstance(knock, Foreign):
+        if isinstance(knock, messages.Foreign):
             await _refuse(connection, "the first node runs another version of Lockstep; install the same on all nodes")
             raise StrangerError(f"the node at {where} runs another version of Lockstep")
-        if not isinstance(knock, Knock) or knock.node < 1:
+        if not isinstance(knock, messages.Knock) or knock.node < 1:
             raise StrangerError
         if bool(knock.challenge) != bool(secret):
             has, lacks = ("the first node", "this node") if secret else ("this node", "the first node")
@@ -146,18 +136,18 @@ async def admit(connection: socket.socket, secret: str) -> tuple[Introduction, S
             raise StrangerError(f"the node at {where} {'has no' if secret else 'has a'} {SECRET}")
         theirs, ours = _challenge(knock.challenge), _new_challenge(secret)
         challenges = theirs + ours
-        await _send(connection, Answer(_proof(secret, knock.node, challenges), ours.hex()))
+        await _send(connection, messages.Answer(_proof(secret, knock.node, challenges), ours.hex()))
         seals, line = Seals.of(secret, 0, knock.node, challenges), await _receive_line(connection)
         try:
             newcomer = _message(seals.incoming.remove(line))
-        except MessageError:  # such as `Refused`
+        except messages.MessageError:  # such as `Refused`
             raise StrangerError(f"the node at {where} has another {SECRET}") from None
-        if not isinstance(newcomer, Introduction) or newcomer.node != knock.node:
+        if not isinstance(newcomer, messages.Introduction) or newcomer.node != knock.node:
             raise StrangerError
         return replace(newcomer, host=printable(newcomer.host)), seals
 
 
-async def introduce(connection: socket.socket, newcomer: Introduction, secret: str) -> Seals:
+async def introduce(connection: socket.socket, newcomer: messages.Introduction, secret: str) -> Seals:
     """Introduce this node to the first one; return the seals of what follows.
 
     The connection is closed on any error.
@@ -169,11 +159,11 @@ async def introduce(connection: socket.socket, newcomer: Introduction, secret: s
     """
     with _closed_on_error(connection):
         ours = _new_challenge(secret)
-        await _send(connection, Knock(newcomer.node, ours.hex()))
+        await _send(connection, messages.Knock(newcomer.node, ours.hex()))
         match await _receive(connection):
-            case Refused(why):
+            case messages.Refused(why):
                 raise MeetingError(printable(why))
-            case Answer(answered, challenge):
+            case messages.Answer(answered, challenge):
                 challenges = ours + (_challenge(challenge) if secret else b"")
             case _:
                 raise StrangerError
@@ -187,7 +177,7 @@ async def introduce(connection: socket.socket, newcomer: Introduction, secret: s
                 f"another job, or {SECRET} differs; set the same on all nodes"
             )
         seals = Seals.of(secret, newcomer.node, 0, challenges)
-        await asyncio.get_running_loop().sock_sendall(connection, seals.outgoing.add(pack(newcomer)))
+        await asyncio.get_running_loop().sock_sendall(connection, seals.outgoing.add(messages.pack(newcomer)))
         return seals
 
 
@@ -212,14 +202,14 @@ def _proof(secret: str, receiver: int, challenges: bytes) -> str:
 
 async def _refuse(connection: socket.socket, why: str) -> None:
     with suppress(OSError):  # the peer may have disconnected
-        await _send(connection, Refused(why))
+        await _send(connection, messages.Refused(why))
 
 
-async def _send(connection: socket.socket, message: Message) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, pack(message))
+async def _send(connection: socket.socket, message: messages.Message) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, messages.pack(message))
 
 
-async def _receive(connection: socket.socket) -> Message:
+async def _receive(connection: socket.socket) -> messages.Message:
     return _message(await _receive_line(connection))
 
 
@@ -234,10 +224,10 @@ async def _receive_line(connection: socket.socket) -> bytes:
     return line
 
 
-def _message(line: bytes) -> Message:
+def _message(line: bytes) -> messages.Message:
     try:
-        message = unpack(line)
-    except MessageError:
+        message = messages.unpack(line)
+    except messages.MessageError:
         raise StrangerError from None
     if not message:
         raise StrangerError

@@ -10,16 +10,7 @@ from collections.abc import Sequence
 
 from lockstep.files.jsonl import one_line
 from lockstep.report.document import Bars, Chart
-from lockstep.report.draw.vega import (
-    FEW_LINES,
-    LIGHT,
-    DrawnSeries,
-    Spec,
-    config,
-    draw,
-    of_series,
-    shortened,
-)
+from lockstep.report.draw import vega
 
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # vl-convert contains the first, so PNG images are alike
 _WIDTH, _HEIGHT = 480, 270
@@ -40,23 +31,23 @@ def render(part: Chart | Bars) -> dict[str, bytes]:
     return {"png": png, "svg": svg.encode(), "pdf": pdf}
 
 
-def specification(part: Chart | Bars) -> Spec:
+def specification(part: Chart | Bars) -> vega.Spec:
     """Return the Vega-Lite specification of an image, with title and legend."""
-    drawing = draw(part, LIGHT)
+    drawing = vega.draw(part, vega.LIGHT)
     title = {"text": one_line(part.title), "anchor": "start", "frame": "group", "limit": _WIDTH, "offset": 12}
-    style = config(LIGHT, _FONT) | {
-        "title": {"fontSize": 14, "color": LIGHT.text},
-        "background": LIGHT.page,
+    style = vega.config(vega.LIGHT, _FONT) | {
+        "title": {"fontSize": 14, "color": vega.LIGHT.text},
+        "background": vega.LIGHT.page,
         "padding": 8,
     }
-    image: Spec = {"width": _WIDTH, "height": _HEIGHT, "title": title, "config": style}
+    image: vega.Spec = {"width": _WIDTH, "height": _HEIGHT, "title": title, "config": style}
     if drawing is None:
         return {**image, "data": {"values": [{}]}, "mark": "text", "encoding": {"text": {"value": "no data"}}}
     image |= drawing.spec
     if [series.name for series in drawing.series] != [""]:
-        is_right = isinstance(part, Bars) or len(drawing.series) > FEW_LINES
+        is_right = isinstance(part, Bars) or len(drawing.series) > vega.FEW_LINES
         label_pixels = _NAME_PIXELS if is_right else _NAMES_PIXELS
-        names = [shortened(series.name, label_pixels) for series in drawing.series]
+        names = [vega.shortened(series.name, label_pixels) for series in drawing.series]
         image["params"] = [each | ({"value": names} if each["name"] == "names" else {}) for each in image["params"]]
         legend = _legend(drawing.series, isinstance(part, Bars), is_right, label_pixels)
         image["layer"] = [*image["layer"], legend]
@@ -64,7 +55,7 @@ def specification(part: Chart | Bars) -> Spec:
     return image
 
 
-def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool, label_pixels: int) -> Spec:
+def _legend(series: Sequence[vega.DrawnSeries], is_bars: bool, is_right: bool, label_pixels: int) -> vega.Spec:
     """Return a layer without marks that has the legend: below the axes for a few lines, to the right for many."""
     shown = _evenly(len(series), _MAX_IN_LEGEND)
     longest = max(len(item.name) for item in series) * _LETTER_PIXELS + _SYMBOL_PIXELS
@@ -84,7 +75,7 @@ def _legend(series: Sequence[DrawnSeries], is_bars: bool, is_right: bool, label_
         "columns": columns,
     }
     corner = {"x": {"value": 0}, "y": {"value": 0}}
-    properties = {name: of_series([getattr(item, field) for item in series]) for name, field in _LEGEND.items()}
+    properties = {name: vega.of_series([getattr(item, field) for item in series]) for name, field in _LEGEND.items()}
     encoding = {name: {**property, "legend": legend} for name, property in properties.items()}
     return {"transform": [{"filter": "false"}], "mark": "point", "encoding": corner | encoding}
 
