@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from limited_link import run_over_limited_link
 
-from lockstep.report.run_folder import read_run
+from lockstep.report.sources import read_run
 from lockstep.report.step_changes import possible_changes
 
 SECONDS = 14.0

@@ -18,8 +18,7 @@ from worker_group import on_workers, run_in_workers
 from lockstep.config.schema import ParallelConfig
 from lockstep.errors import ConfigError
 from lockstep.files.jsonl import read_records
-from lockstep.models.batch_norms import check_batch_norm
-from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.global_batch_norm import GlobalBatchNorm, check_batch_norm
 from lockstep.run.connect import TrainingWorld
 from lockstep.run.data_parallel import bare_forward
 from lockstep.train.fit import configure

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.models.batch_norms import check_batch_norm, convert_batch_norm
 from lockstep.models.buffers import unexpanded
-from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.global_batch_norm import GlobalBatchNorm, check_batch_norm, convert_batch_norm
 from lockstep.world.world import World
 
 

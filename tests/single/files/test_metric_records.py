@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from lockstep.files.metric_records import Columns, MetricRecords
-from lockstep.report.run_folder import read_run
+from lockstep.report.sources import read_run
 from lockstep.report.watch.run import RunWatch
 from lockstep.run.records.run_folder import RunFolder
 from lockstep.train.history import EpochRecords, read_epochs

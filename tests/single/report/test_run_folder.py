@@ -9,7 +9,7 @@ import pytest
 from report_material import ENVIRONMENT, epoch_record, make_run, run_records, start_record, step_record
 
 from lockstep.report.run import Run
-from lockstep.report.run_folder import read_run
+from lockstep.report.sources import read_run
 
 
 def _read(folder: Path) -> tuple[Run, list[str]]:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.config.schema import ParallelConfig
-from lockstep.models.batch_norms import has_other_buffers
+from lockstep.models.global_batch_norm import has_other_buffers
 from lockstep.run.data_parallel import broadcast, replicate, synchronize_batch_norm
 from lockstep.train.strategies.base import Strategy, mark_before_wait
 from lockstep.world.world import World

@@ -13,8 +13,7 @@ from lockstep.hvd.compression import Compressor
 from lockstep.hvd.optimizer.gradient_reducer import Gradients
 from lockstep.hvd.optimizer.reductions import GradientOptions
 from lockstep.hvd.sync_batch_norm import HorovodPeers
-from lockstep.models.batch_norms import check_batch_norm, convert_batch_norm
-from lockstep.models.global_batch_norm import GlobalBatchNorm
+from lockstep.models.global_batch_norm import GlobalBatchNorm, check_batch_norm, convert_batch_norm
 from lockstep.run.data_parallel import broadcast
 from lockstep.train.strategies.base import Strategy, mark_before_wait
 from lockstep.train.strategies.ddp import HALF_BYTES

@@ -17,7 +17,7 @@ import torch
 from lockstep.cli import main
 from lockstep.energy.counters import EnergyCounter, Found
 from lockstep.files.jsonl import read_records
-from lockstep.report.run_folder import read_run
+from lockstep.report.sources import read_run
 from lockstep.run import session
 from lockstep.run.records.job_energy import JobEnergy
 from lockstep.world.world import World
