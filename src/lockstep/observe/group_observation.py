@@ -12,12 +12,12 @@ from typing import Any
 
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.board import Board
-from lockstep.diagnosis.group_watch import GroupWatch
+from lockstep.diagnosis.group_watch import GroupWatch, StoreWatch
 from lockstep.diagnosis.idle_clock import hang_limit
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.files.output import say
 from lockstep.observe.job_steps import JobSteps
-from lockstep.observe.step_exchange import StepExchange, StoreWatch
+from lockstep.observe.step_exchange import StepExchange
 
 
 class GroupObservation:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -23,40 +22,6 @@ INTERVAL_SECONDS = 1.0  # between two messages of a worker, at least
 MAX_PER_SECOND = 100.0  # messages of all workers
 LAST_SECONDS = 2.0  # in which the other workers send their last steps
 POLL_SECONDS = 0.02
-Check = Callable[[Any], None]  # given a store
-
-
-class StoreWatch:
-    """Runs a check of the job's store at intervals, in a separate thread, until `close` or until the store is closed.
-
-    Args:
-        check: Called with a connection of its own: another thread may block on the store.
-        finish: The same, once `close` is called.
-    """
-
-    def __init__(self, store: Any, check: Check, interval_seconds: float, finish: Check = lambda store: None) -> None:
-        self._store = store
-        self._check = check
-        self._interval_seconds = interval_seconds
-        self._finish = finish
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="lockstep-store-watch", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._ended.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(LAST_SECONDS + 1.0)
-
-    def _watch(self) -> None:
-        try:
-            own_connection = self._store.clone()
-            while not self._ended.wait(self._interval_seconds):
-                self._check(own_connection)
-            self._finish(own_connection)
-        except RuntimeError:  # the store is closed
-            return
 
 
 class StepExchange:

@@ -11,11 +11,12 @@ import pytest
 import torch.distributed as dist
 from time_limits import wait_until
 
+from lockstep.diagnosis.group_watch import StoreWatch
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
 from lockstep.diagnosis.phases import WAITING
 from lockstep.diagnosis.stragglers import COMPARE
 from lockstep.observe.job_steps import JobSteps
-from lockstep.observe.step_exchange import StepExchange, StoreWatch
+from lockstep.observe.step_exchange import StepExchange
 
 TIMEOUT_SECONDS = 30
 WATCH = "lockstep-store-watch"

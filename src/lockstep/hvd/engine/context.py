@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from lockstep.diagnosis import publisher
-from lockstep.diagnosis.group_watch import watched_by_launcher
+from lockstep.diagnosis.group_watch import StoreWatch, watched_by_launcher
 from lockstep.errors import WorldError
 from lockstep.hvd.engine.channel import Channel
 from lockstep.hvd.engine.settings import Settings
@@ -26,7 +26,6 @@ from lockstep.world.rendezvous import START_TIMEOUT, exchange, load_here
 from lockstep.world.step_clock import StepClock
 
 if TYPE_CHECKING:
-    from lockstep.observe.step_exchange import StoreWatch
     from lockstep.world.peer_loss import Lifeline
 
 OPTIMIZER = "optimizer"  # the kind of what `Context.count` numbers beside operations
@@ -87,7 +86,6 @@ class Context:
         self.open_channel(0, range(rank_info.size))
         if rank_info.size > 1 and settings.stall_check and settings.stall_warning_seconds > 0:
             from lockstep.hvd.engine.stall_watch import StallWatch
-            from lockstep.observe.step_exchange import StoreWatch
 
             stalls = StallWatch(rank_info.rank, settings, self._channels, self.fail)
             self._store_watch = StoreWatch(self._store, stalls.check, stalls.interval_seconds)
