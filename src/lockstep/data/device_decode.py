@@ -66,7 +66,7 @@ class EncodedSource:
         self._split, self._channels, self._bits, self._by_cpu = split, spec.channels, spec.bits, by_cpu
 
     def __getitems__(self, request: BatchRequest) -> RawImages:
-        cuts, flipped, size = self._by_cpu.plan(request)
+        (cuts, flipped), size = self._by_cpu.plan(request), self._by_cpu.size
         files: list[bytes | memoryview] = []
         wanted, made, corrupt, end = {}, {}, {}, 0
         for position, sample in enumerate(request.samples.tolist()):

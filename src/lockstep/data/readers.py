@@ -89,19 +89,13 @@ class MemoryReader:
 
     Args:
         config, seed: Of the augmentation, as in a recipe.
-        sizes: The side of the images by first epoch.
     """
 
     batches_ahead = 0
 
     def __init__(
-        self,
-        split: MemorySplit,
-        spec: InputSpec,
-        placement: Placement,
-        config: AugmentConfig,
-        seed: int,
-    ):
+        self, split: MemorySplit, spec: InputSpec, placement: Placement, config: AugmentConfig, seed: int
+    ) -> None:
         if config.shift_padding == "reflect" and config.shift >= min(spec.height, spec.width):
             raise ConfigError(
                 f"--shift {config.shift}: with --shift-padding reflect, must be less than the shorter image side, "

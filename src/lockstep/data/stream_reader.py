@@ -119,11 +119,12 @@ class FileSource:
 
     def __init__(self, split: EncodedSplit, spec: InputSpec, config: AugmentConfig, seed: int):
         self._split, self._spec, self._config, self._seed = split, spec, config, seed
+        self.size: Size = (spec.width, spec.height)
         self._buffers = SharedRing()
 
     def __getitems__(self, request: BatchRequest) -> RawImages:
-        evaluates, size = request.epoch is None, (self._spec.width, self._spec.height)
-        cuts, flipped, (width, height) = ([], (), size) if evaluates else self.plan(request)
+        evaluates, (width, height) = request.epoch is None, self.size
+        cuts, flipped = ([], ()) if evaluates else self.plan(request)
         pixels = self._buffers.take((len(request.samples), height, width, self._spec.channels)).permute(0, 3, 1, 2)
         corrupt = {}
         for position, sample in enumerate(request.samples.tolist()):
@@ -132,7 +133,7 @@ class FileSource:
                 if evaluates:
                     image = evaluation_pixels(file, self._spec)
                 else:
-                    image = decode(file, self._spec.channels, cuts[position], (width, height), self._spec.bits)
+                    image = decode(file, self._spec.channels, cuts[position], self.size, self._spec.bits)
             except CorruptImageError as error:
                 corrupt[position] = (self._split.name(sample), str(error))
                 pixels[position] = 0
@@ -141,15 +142,12 @@ class FileSource:
                 pixels[position] = planes.flip(2) if not evaluates and flipped[position] else planes
         return RawImages(pixels, self.labels(request), corrupt)
 
-    def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_], Size]:
-        """Return each training image's crop, which images are flipped, and the common size."""
+    def plan(self, request: BatchRequest) -> tuple[list[Cut], npt.NDArray[np.bool_]]:
+        """Return each training image's crop, and which images are flipped."""
         draws = Draws(self._seed, request.epoch or 0, request.samples)
         crop = RandomCrop(draws, self._config.min_crop)
-        return (
-            [partial(crop.box, position) for position in range(len(request.samples))],
-            mirrored(draws, self._config) & self._config.flip,
-            (self._spec.width, self._spec.height),
-        )
+        cuts = [partial(crop.box, position) for position in range(len(request.samples))]
+        return cuts, mirrored(draws, self._config) & self._config.flip
 
     def labels(self, request: BatchRequest) -> Indices:
         return np.array([self._split.labels[sample] for sample in request.samples], np.int64)

@@ -1,4 +1,4 @@
-"""Random changes of images: crops, mirroring, warps, erasing, mixup and cutmix, and sizes that grow during training.
+"""Random changes of images: crops, mirroring, warps, erasing, mixup and cutmix.
 
 For mixup and cutmix, pairs are adjacent in a batch: samples 0 and 1, 2 and 3, and so on; an odd last sample is not
 mixed. `sharding.py` keeps each pair on one worker, so the mixed images do not depend on the number of workers. The

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lockstep.config.schema import DataConfig
-from lockstep.data.decode import (
-    ImageHeader,
-    OtherSizeError,
-    Pixels,
-    evaluation_pixels,
-    header,
-    largest_value,
-    unless_skipped,
-)
+from lockstep.data import decode
 from lockstep.data.sets import EncodedSplit, FileSplit, ImageData, InputSpec, MemorySplit
 from lockstep.errors import ConfigError, CorruptImageError, DataError
 
@@ -86,7 +78,7 @@ def describe_range(split: EncodedSplit, bits: int | None = None) -> list[str]:
     found = []
     for sample in first[:RANGE_SAMPLES].tolist():
         try:
-            found.append(largest_value(split.read(sample)) or 0)
+            found.append(decode.largest_value(split.read(sample)) or 0)
         except (OSError, ValueError, DataError):  # training will report the image
             continue
     top = max(found, default=0)
@@ -104,13 +96,13 @@ class _MixedImagesError(Exception):
     """An image differs from the others in size, or is in color while they are gray."""
 
 
-def _first_headers(split: EncodedSplit) -> set[ImageHeader]:
+def _first_headers(split: EncodedSplit) -> set[decode.ImageHeader]:
     """Return the distinct headers of the first image of each class."""
     _, first = np.unique(np.asarray(split.labels), return_index=True)
-    return {found for sample in first.tolist() if (found := header(split, sample))}
+    return {found for sample in first.tolist() if (found := decode.header(split, sample))}
 
 
-def _all_small(config: DataConfig, headers: set[ImageHeader], images: int) -> bool:
+def _all_small(config: DataConfig, headers: set[decode.ImageHeader], images: int) -> bool:
     sizes = {each.size for each in headers}
     if len(sizes) != 1 or config.image_size is not None:
         return False
@@ -123,7 +115,7 @@ def _hold_in_memory(
     classes: tuple[str, ...],
     train: EncodedSplit,
     val: EncodedSplit,
-    headers: set[ImageHeader],
+    headers: set[decode.ImageHeader],
     config: DataConfig,
 ) -> ImageData:
     sizes = {each.size for each in headers}
@@ -146,7 +138,7 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
             images[len(labels)] = _decode(split, sample, spec, resize=config.image_size is not None)
         except CorruptImageError as error:
             if not config.skip_corrupt:
-                raise unless_skipped(str(error)) from None
+                raise decode.unless_skipped(str(error)) from None
             left_out.append(split.name(sample))
         else:
             labels.append(int(label))
@@ -158,13 +150,13 @@ def _decode_all(split: EncodedSplit, spec: InputSpec, config: DataConfig, left_o
     return MemorySplit(pixels, torch.tensor(labels, dtype=torch.int64, device="cpu"), split)
 
 
-def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> Pixels:
+def _decode(split: EncodedSplit, sample: int, spec: InputSpec, resize: bool) -> decode.Pixels:
     file = split.image(sample)
-    if spec.channels == 1 and (found := header(split, sample)) and not found.gray:
+    if spec.channels == 1 and (found := decode.header(split, sample)) and not found.gray:
         raise _MixedImagesError(f"{file} is in color, others are gray")
     try:
-        return evaluation_pixels(file, spec, resize)
-    except OtherSizeError as error:
+        return decode.evaluation_pixels(file, spec, resize)
+    except decode.OtherSizeError as error:
         raise _MixedImagesError(f"{file} is {error}, others are {spec.width} x {spec.height}") from None
 
 

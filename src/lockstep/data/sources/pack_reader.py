@@ -114,7 +114,7 @@ class Manifest:
 
     @property
     def bits(self) -> Any:
-        """As of `InputSpec`; earlier packs have none."""
+        """As of `InputSpec`."""
         return self.settings.get("bits")
 
     def write(self, folder: Path) -> None:
@@ -137,7 +137,6 @@ class Manifest:
                 raise DataError(
                     f"{folder} has pack version {version}, but this Lockstep reads {VERSION}; update Lockstep"
                 )
-            values.pop("source", None)  # in earlier packs
             return from_mapping(cls, values, MANIFEST_FILE)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} is damaged ({first_line(error)}); copy it again, or repack") from None
