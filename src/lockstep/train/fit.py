@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -229,9 +228,6 @@ def configure(**settings: Any) -> TrainConfig:
     grouped: dict[str, dict[str, Any]] = {group: {} for group in _GROUPS}
     top: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in own and name not in home:
-            near = get_close_matches(name, [*own, *home], n=1)
-            raise ConfigError(f"fit() has no argument {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
         target = top if name in own else grouped[home[name]]
         target[name] = _as_field(name, value)
     return TrainConfig(**top, **{group: kind(**grouped[group]) for group, kind in _GROUPS.items()})

@@ -23,7 +23,6 @@ from lockstep.errors import CheckpointError, ConfigError, DataError, LoaderError
 from lockstep.files.jsonl import read_records
 from lockstep.run.checkpoints.checkpoint_folder import load_model
 from lockstep.train import EarlyStopping, Result, fit
-from lockstep.train.fit import configure
 from lockstep.train.inference import load_network
 
 _fit = partial(fit_separable, epochs=1, val=16)  # 4 steps an epoch
@@ -73,11 +72,6 @@ def test_an_unwritable_run_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--run-dir"):
         fit_separable(tmp_path / "file" / "run")
-
-
-def test_an_unknown_setting_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no argument 'epoch'; did you mean 'epochs'"):
-        configure(epoch=3)
 
 
 def test_a_set_of_another_form_is_named(tmp_path: Path) -> None:
