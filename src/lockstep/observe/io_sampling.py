@@ -30,18 +30,11 @@ Amounts = Counter[str]
 _UNREADABLE = (NotImplementedError, OSError, RuntimeError, ValueError)  # what psutil raises in some containers
 
 
-class CountersMissingError(Exception):
-    """This platform does not provide I/O counters of processes."""
-
-
 class IoCounters:
     """Counts I/O between calls of `take`; with `node`, also the I/O of the node's devices."""
 
     def __init__(self, node: bool = False):
-        """
-        Raises:
-            CountersMissingError: This platform has no counters.
-        """
+        """Raise OSError if this platform has no counters of processes."""
         self._process = psutil.Process()
         self._node = node
         self._counting: Amounts = Counter()
@@ -56,10 +49,7 @@ class IoCounters:
         return amounts
 
     def _totals(self) -> Amounts:
-        try:
-            before, totals = _read(Path("/proc/thread-self/io")), _read(Path("/proc/self/io"))
-        except OSError as error:
-            raise CountersMissingError from error
+        before, totals = _read(Path("/proc/thread-self/io")), _read(Path("/proc/self/io"))
         for child in self._process.children(recursive=True):
             try:
                 totals.update(_read(Path(f"/proc/{child.pid}/io")))
@@ -129,7 +119,7 @@ class IoSampler:
         if every_seconds:
             try:
                 self._counters = IoCounters(counts_node)
-            except CountersMissingError:
+            except OSError:
                 self.notes = (MISSING,)
 
     @contextmanager
@@ -171,7 +161,7 @@ class IoSampler:
                 self._totals = self._totals.plus(time.time(), now - self._since, amounts)
                 self._since = now
                 self._use(self._totals)
-            except (OSError, CountersMissingError) as error:  # a full disk must not stop training
+            except OSError as error:  # a full disk must not stop training
                 self._counters = None
                 logging.getLogger("lockstep").warning("I/O recording stopped: %r", error)
 

@@ -28,10 +28,6 @@ from lockstep.world.devices import usable_cores
 from lockstep.world.interfaces import LOOPBACK_INTERFACE, addresses, interface_of, only_interface
 
 
-class NodeError(LockstepError):
-    """This host cannot run its part of the job."""
-
-
 class HostWorkers:
     """This host's workers in one generation of the job, until all have exited or wait for the next one.
 

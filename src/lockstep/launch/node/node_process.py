@@ -20,8 +20,8 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep.config.values import NOTICE
-from lockstep.errors import reached_limit
-from lockstep.launch.node.host_workers import HostWorkers, NodeError
+from lockstep.errors import WorldError, reached_limit
+from lockstep.launch.node.host_workers import HostWorkers
 from lockstep.launch.node.job_folders import own_snapshots
 from lockstep.launch.node.processes import allow_many_files
 from lockstep.launch.node.worker_starter import WorkerStarter
@@ -82,7 +82,7 @@ class Node:
                 if task.done() and not task.cancelled() and (error := task.exception()):
                     await self._fail(error)
             if gone.is_set():
-                await self._fail(NodeError("lost its guard process or its session (SIGHUP): one of them was killed"))
+                await self._fail(WorldError("lost its guard process or its session (SIGHUP): one of them was killed"))
             return obeying.result() if obeying.done() and not obeying.exception() else 0
         finally:
             for task in tasks:
@@ -94,7 +94,7 @@ class Node:
                 loop.remove_signal_handler(signal.SIGHUP)  # the guard may now end this process immediately
 
     async def _fail(self, error: BaseException) -> None:
-        if not isinstance(error, (NodeError, OSError)):
+        if not isinstance(error, (WorldError, OSError)):
             raise error
         with suppress(TimeoutError):  # if the launcher is unreachable, unsent messages may fill the buffer
             text = f"cannot go on: {reached_limit(error) or error}" if isinstance(error, OSError) else str(error)
@@ -147,7 +147,7 @@ class Node:
         try:
             os.chdir(job.folder)
         except OSError as error:
-            raise NodeError(
+            raise WorldError(
                 f"cannot open the folder {job.folder} ({error.strerror}); start the job in a folder shared by all hosts"
             ) from None
         kept = self._workers.waiting if self._workers else ()
@@ -158,7 +158,7 @@ class Node:
         if len(job.slots) > 1 and not job.loopback:
             own = [("", job.address)] if job.address else addresses(job.interfaces)
             if not own:
-                raise NodeError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")
+                raise WorldError(f"has no network address on {', '.join(job.interfaces) or 'any interface'}")
             if job.node == 0:
                 self._listeners = Listeners(job.secret, own, job.timings.connect)
                 await self._listeners.answer()
@@ -183,7 +183,7 @@ class Node:
         """Return the launcher's next message; None if it has disconnected.
 
         Raises:
-            NodeError: Nothing arrived for `seconds`; the launcher receives this error if it comes back.
+            WorldError: Nothing arrived for `seconds`; the launcher receives this error if it comes back.
             Exception: The error that ended the work.
         """
         message = asyncio.ensure_future(messages.receive(self._reader))
@@ -195,7 +195,7 @@ class Node:
                 waits: set[asyncio.Future[Any]] = {message, *([work] if work and not work.done() else [])}
                 done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    raise NodeError(f"received nothing from the launcher for {seconds:g} s, and ended its workers")
+                    raise WorldError(f"received nothing from the launcher for {seconds:g} s, and ended its workers")
             return message.result()
         finally:
             message.cancel()
