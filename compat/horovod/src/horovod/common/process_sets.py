@@ -1,11 +1,7 @@
 """The process sets of `lockstep.hvd.process_sets`."""
 
-from lockstep.hvd.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    process_set_ids,
-    remove_process_set,
-)
-
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "process_set_ids", "remove_process_set"]
+from lockstep.hvd.process_sets import ProcessSet as ProcessSet
+from lockstep.hvd.process_sets import add_process_set as add_process_set
+from lockstep.hvd.process_sets import global_process_set as global_process_set
+from lockstep.hvd.process_sets import process_set_ids as process_set_ids
+from lockstep.hvd.process_sets import remove_process_set as remove_process_set

@@ -9,29 +9,16 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from horovod.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
-from lockstep.hvd import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
+from horovod.common.exceptions import HorovodVersionMismatchError as HorovodVersionMismatchError
+from horovod.common.exceptions import get_version_mismatch_message as get_version_mismatch_message
+from lockstep.hvd import ccl_built as ccl_built
+from lockstep.hvd import cuda_built as cuda_built
+from lockstep.hvd import ddl_built as ddl_built
+from lockstep.hvd import gloo_built as gloo_built
+from lockstep.hvd import mpi_built as mpi_built
+from lockstep.hvd import nccl_built as nccl_built
+from lockstep.hvd import rocm_built as rocm_built
 from lockstep.hvd.ops.allreduce import resolve_operation
-
-__all__ = [
-    "HorovodVersionMismatchError",
-    "ccl_built",
-    "check_installed_version",
-    "cuda_built",
-    "ddl_built",
-    "extension_available",
-    "get_average_backwards_compatibility_fun",
-    "get_ext_suffix",
-    "get_version_mismatch_message",
-    "gloo_built",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "rocm_built",
-]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:

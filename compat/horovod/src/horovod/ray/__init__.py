@@ -5,18 +5,11 @@ try:
 except ImportError as error:
     raise ImportError("horovod.ray needs Ray: pip install 'lockstep-horovod[ray]'") from error
 
-from horovod.ray import elastic, ray_logger, runner, utils, worker
-from horovod.ray.elastic import ElasticRayExecutor
-from horovod.ray.runner import RayExecutor
-from horovod.ray.worker import BaseHorovodWorker
-
-__all__ = [
-    "BaseHorovodWorker",
-    "ElasticRayExecutor",
-    "RayExecutor",
-    "elastic",
-    "ray_logger",
-    "runner",
-    "utils",
-    "worker",
-]
+from horovod.ray import elastic as elastic
+from horovod.ray import ray_logger as ray_logger
+from horovod.ray import runner as runner
+from horovod.ray import utils as utils
+from horovod.ray import worker as worker
+from horovod.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
+from horovod.ray.runner import RayExecutor as RayExecutor
+from horovod.ray.worker import BaseHorovodWorker as BaseHorovodWorker

@@ -2,9 +2,7 @@
 
 import torch
 
-from lockstep.hvd.optimizer.distributed import DistributedOptimizer
-
-__all__ = ["DistributedOptimizer"]
+from lockstep.hvd.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):

@@ -1,5 +1,3 @@
 """The batch norm of `lockstep.hvd.sync_batch_norm`."""
 
-from lockstep.hvd.sync_batch_norm import SyncBatchNorm
-
-__all__ = ["SyncBatchNorm"]
+from lockstep.hvd.sync_batch_norm import SyncBatchNorm as SyncBatchNorm

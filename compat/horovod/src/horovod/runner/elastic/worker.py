@@ -1,5 +1,3 @@
 """Host changes of elastic jobs; implemented by `lockstep.hvd.elastic`."""
 
-from lockstep.hvd.elastic.state import HostUpdateResult
-
-__all__ = ["HostUpdateResult"]
+from lockstep.hvd.elastic.state import HostUpdateResult as HostUpdateResult

@@ -1,5 +1,3 @@
 """The sampler of `lockstep.hvd.elastic.sampler`."""
 
-from lockstep.hvd.elastic.sampler import ElasticSampler
-
-__all__ = ["ElasticSampler"]
+from lockstep.hvd.elastic.sampler import ElasticSampler as ElasticSampler
