@@ -25,20 +25,6 @@ from lockstep.models.optimizer_state import load_optimizer_state
 from lockstep.world import generations
 from lockstep.world.generations import ADDED, REMOVED
 
-__all__ = [
-    "HostUpdateResult",
-    "ModelStateHandler",
-    "ObjectState",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
-    "State",
-    "StateDictHandler",
-    "StateHandler",
-    "TorchState",
-    "get_handler_registry",
-    "set_handler_registry",
-]
-
 
 class HostUpdateResult(IntFlag):
     """A change of the hosts of an elastic job."""

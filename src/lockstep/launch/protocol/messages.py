@@ -37,7 +37,7 @@ class Alive(Message):
 
 @dataclass(frozen=True)
 class NodeJob(Message):
-    """A host's part of one generation of the job.
+    """A host's part of one generation of the job; what is not described here is as in `JobPlan`.
 
     Args:
         node: This host's number.
@@ -50,14 +50,8 @@ class NodeJob(Message):
         secret: Known only to the job.
         heartbeat: Whether silence means that the launcher died; on one machine, a pipe shows that.
         stdout: A descriptor to which workers write directly, or -1.
-        terminal: The descriptor is a terminal, which the only worker has as all its streams.
-        interfaces: The only network interfaces to use, if any.
         address: The only address of the first host at which to serve the store; "" for any that all hosts reach.
-        snapshots: The folder in memory that outlives the workers, or "".
         newcomer: This host was not part of the previous generation; snapshots in its memory are obsolete.
-        generation: Its number, from 0.
-        loss: When and how the previous generation of the workers ended; "" for the first.
-        hang_timeout: Seconds without progress until `NoProgress` is sent; 0: never.
     """
 
     node: int
