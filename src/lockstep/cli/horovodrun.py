@@ -25,14 +25,7 @@ from lockstep.errors import INTERRUPTED, ConfigError, LockstepError
 from lockstep.files.output import keep_going, say, with_output
 from lockstep.files.untrusted import MAX_YAML_BYTES, parse_yaml
 from lockstep.launch.controller.discovery import POLL_SECONDS, discover
-from lockstep.launch.plan.horovodrun_plan import (
-    ELASTIC_SECONDS,
-    FLAGS,
-    GROUPS,
-    HorovodFlag,
-    HorovodPlan,
-    plan_horovod,
-)
+from lockstep.launch.plan.horovodrun_plan import ELASTIC_SECONDS, FLAGS, GROUPS, HorovodFlag, HorovodPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host, names_of_this_machine, slots_of
 from lockstep.launch.plan.job_plan import IMPORTANT
 from lockstep.observe.job_steps import JobSteps

@@ -55,12 +55,7 @@ class Request:
 class SeededSet(Dataset[Any]):
     """Makes batches of a data set's samples, each read after the global generators were seeded for it."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any],
-        seed_sample: Callable[[int], object] | None,
-    ):
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed_sample: Callable[[int], object] | None):
         self.dataset, self._collate, self._seed_sample = dataset, collate, seed_sample
         self._may_draw = seed_sample is not None or not _is_of_tensors(dataset)
         self._uses_python = self._uses_numpy = self._has_read = False  # in this process

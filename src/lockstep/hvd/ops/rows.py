@@ -320,10 +320,7 @@ def _checked_splits(tensor: Any, splits: Any, process_set: ProcessSet) -> list[i
 
 
 def alltoall(
-    tensor: Tensor,
-    splits: Tensor | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, splits: Tensor | None = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Send consecutive rows of a tensor to the workers, in order of rank. Differentiable.
 
@@ -356,10 +353,7 @@ def alltoall(
 
 
 def alltoall_async(
-    tensor: Tensor,
-    splits: Tensor | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, splits: Tensor | None = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start an `alltoall`, not differentiable; return a handle, whose result is always the pair."""
     return handle_of(_submit_alltoall(tensor, splits, name, process_set))

@@ -30,14 +30,7 @@ from lockstep.diagnosis.observed_steps import ProcessSteps
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.errors import first_line
 from lockstep.launch.node.worker_watch import StayingWorkers, Worker, WorkerWatch
-from lockstep.launch.protocol.messages import (
-    Inspected,
-    Message,
-    NoProgress,
-    Output,
-    PeersLeft,
-    StepsObserved,
-)
+from lockstep.launch.protocol.messages import Inspected, Message, NoProgress, Output, PeersLeft, StepsObserved
 
 if TYPE_CHECKING:
     from lockstep.energy.meter import EnergyMeter
