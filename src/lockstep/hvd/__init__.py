@@ -4,87 +4,147 @@ Behavior as documented at https://horovod.readthedocs.io; docs/reference/horovod
 """
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lockstep.hvd.basics import ccl_built as ccl_built
-from lockstep.hvd.basics import cross_rank as cross_rank
-from lockstep.hvd.basics import cross_size as cross_size
-from lockstep.hvd.basics import cuda_built as cuda_built
-from lockstep.hvd.basics import ddl_built as ddl_built
-from lockstep.hvd.basics import gloo_built as gloo_built
-from lockstep.hvd.basics import gloo_enabled as gloo_enabled
-from lockstep.hvd.basics import init as init
-from lockstep.hvd.basics import is_initialized as is_initialized
-from lockstep.hvd.basics import local_rank as local_rank
-from lockstep.hvd.basics import local_size as local_size
-from lockstep.hvd.basics import mpi_built as mpi_built
-from lockstep.hvd.basics import mpi_enabled as mpi_enabled
-from lockstep.hvd.basics import mpi_threads_supported as mpi_threads_supported
-from lockstep.hvd.basics import nccl_built as nccl_built
-from lockstep.hvd.basics import rank as rank
-from lockstep.hvd.basics import rocm_built as rocm_built
-from lockstep.hvd.basics import shutdown as shutdown
-from lockstep.hvd.basics import size as size
-from lockstep.hvd.basics import start_timeline as start_timeline
-from lockstep.hvd.basics import stop_timeline as stop_timeline
-from lockstep.hvd.compression import Compression as Compression
-from lockstep.hvd.engine import request
-from lockstep.hvd.exceptions import HorovodInternalError as HorovodInternalError
-from lockstep.hvd.ops.allreduce import allreduce as allreduce
-from lockstep.hvd.ops.allreduce import allreduce_ as allreduce_
-from lockstep.hvd.ops.allreduce import allreduce_async as allreduce_async
-from lockstep.hvd.ops.allreduce import allreduce_async_ as allreduce_async_
-from lockstep.hvd.ops.allreduce import grouped_allreduce as grouped_allreduce
-from lockstep.hvd.ops.allreduce import grouped_allreduce_ as grouped_allreduce_
-from lockstep.hvd.ops.allreduce import grouped_allreduce_async as grouped_allreduce_async
-from lockstep.hvd.ops.allreduce import grouped_allreduce_async_ as grouped_allreduce_async_
-from lockstep.hvd.ops.broadcast import broadcast as broadcast
-from lockstep.hvd.ops.broadcast import broadcast_ as broadcast_
-from lockstep.hvd.ops.broadcast import broadcast_async as broadcast_async
-from lockstep.hvd.ops.broadcast import broadcast_async_ as broadcast_async_
-from lockstep.hvd.ops.functions import allgather_object as allgather_object
-from lockstep.hvd.ops.functions import broadcast_object as broadcast_object
-from lockstep.hvd.ops.functions import broadcast_optimizer_state as broadcast_optimizer_state
-from lockstep.hvd.ops.functions import broadcast_parameters as broadcast_parameters
-from lockstep.hvd.ops.rows import allgather as allgather
-from lockstep.hvd.ops.rows import allgather_async as allgather_async
-from lockstep.hvd.ops.rows import alltoall as alltoall
-from lockstep.hvd.ops.rows import alltoall_async as alltoall_async
-from lockstep.hvd.ops.rows import grouped_allgather as grouped_allgather
-from lockstep.hvd.ops.rows import grouped_allgather_async as grouped_allgather_async
-from lockstep.hvd.ops.rows import grouped_reducescatter as grouped_reducescatter
-from lockstep.hvd.ops.rows import grouped_reducescatter_async as grouped_reducescatter_async
-from lockstep.hvd.ops.rows import reducescatter as reducescatter
-from lockstep.hvd.ops.rows import reducescatter_async as reducescatter_async
-from lockstep.hvd.ops.rows import sparse_allreduce_async as sparse_allreduce_async
-from lockstep.hvd.ops.submission import barrier as barrier
-from lockstep.hvd.ops.submission import join as join
-from lockstep.hvd.ops.submission import poll as poll
-from lockstep.hvd.ops.submission import synchronize as synchronize
-from lockstep.hvd.process_sets import ProcessSet as ProcessSet
-from lockstep.hvd.process_sets import add_process_set as add_process_set
-from lockstep.hvd.process_sets import global_process_set as global_process_set
-from lockstep.hvd.process_sets import remove_process_set as remove_process_set
+from lockstep.hvd.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from lockstep.hvd.compression import Compression
+from lockstep.hvd.engine.request import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
+from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.allreduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+)
+from lockstep.hvd.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from lockstep.hvd.ops.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from lockstep.hvd.ops.rows import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
+)
+from lockstep.hvd.ops.submission import barrier, join, poll, synchronize
+from lockstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 if TYPE_CHECKING:
     from lockstep.hvd import elastic as elastic
     from lockstep.hvd.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
     from lockstep.hvd.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 
-Average, Sum, Adasum = request.AVERAGE, request.SUM, request.ADASUM
-Min, Max, Product = request.MIN, request.MAX, request.PRODUCT
+Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
 _HOMES = {
     "DistributedOptimizer": "lockstep.hvd.optimizer.distributed",
     "SyncBatchNorm": "lockstep.hvd.sync_batch_norm",
 }
 # No modules: horovod.torch re-exports these names and has its own modules.
-__all__ = sorted(
-    {name for name, value in list(globals().items()) if not (name.startswith("_") or isinstance(value, ModuleType))}
-    - {"Any", "ModuleType", "TYPE_CHECKING", "import_module"}
-    | _HOMES.keys()
-)
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
 
 
 def __getattr__(name: str) -> Any:
