@@ -7,7 +7,7 @@ Seeding the generators of Python and NumPy takes longer than reading a small ten
 only in a process where samples have drawn from them. Until then, they start each batch in a known state; if a batch
 leaves them in another one, it is read again. torch's generator is seeded before each sample, because a data set may
 derive seeds of its own from `torch.initial_seed()`, which changes no state. What cannot draw is not seeded: the samples
-of a TensorDataset, and torch's own collate function.
+of a TensorDataset, which are read at once, and torch's own collate function.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lockstep.data.loader_processes import begin_loader
 from lockstep.errors import DataError
 from lockstep.models.nested import leaves
 
+PLAIN = (torch.Tensor, torch.strided, True)  # the type, the layout, and whether it is contiguous
 CHECKED = 4  # items of an iterable data set, which are read twice
 IDLE_SEED = 0x6C6F636B  # of generators that no sample has drawn from; not one that samples set themselves
 IDLE_DRAWS = random.Random(IDLE_SEED).getrandbits(64), np.random.RandomState(IDLE_SEED).random_sample()
@@ -63,7 +64,8 @@ class SeededSet(Dataset[Any]):
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
         """Return whether a sample differed when read again, and the batch."""
         if not self._may_draw:
-            return False, _collated(self._collate, [self.dataset[sample] for sample in request.samples], request)
+            rows = _rows(self.dataset, request.samples) if self._collate is default_collate else None
+            return False, rows or _collated(self._collate, [self.dataset[each] for each in request.samples], request)
         reads = list(zip(request.samples, request.seeds, strict=True))
         alone = 0 if self._has_read else 1  # where each sample draws, only the first one is read again
         items = self._read_all(reads[:alone]) + self._read_all(reads[alone:])
@@ -194,6 +196,17 @@ def _is_of_tensors(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset) is TensorDataset
+
+
+def _rows(dataset: Any, samples: list[int]) -> list[torch.Tensor] | None:
+    """Return what `default_collate` makes of samples of a TensorDataset, read at once; None if it might differ."""
+    while type(dataset) is Subset:
+        samples, dataset = [dataset.indices[sample] for sample in samples], dataset.dataset
+    kinds = {(type(each), each.layout, each.is_contiguous()) for each in dataset.tensors}
+    if kinds != {PLAIN} or min(samples) < 0 or max(samples) >= len(dataset):
+        return None
+    numbers = torch.tensor(samples, device="cpu")
+    return [each.index_select(0, numbers.to(each.device)) for each in dataset.tensors]
 
 
 def _collated(collate: Callable[[list[Any]], Any], items: list[Any], request: Request) -> Any:

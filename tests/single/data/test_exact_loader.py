@@ -128,6 +128,42 @@ def test_only_samples_that_can_draw_are_seeded(kind: Any, draws: list[float] | N
     assert batch.tolist() == pytest.approx([4 + draws[0], 2 + draws[1]])
 
 
+_images = torch.rand(6, 1, 3, 4).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (torch.rand(6, 2, 3), torch.arange(6)),
+        *((torch.ones(6, 2).to(dtype),) for dtype in (torch.bool, torch.uint16, torch.bfloat16, torch.complex64)),
+        *((torch.ones(6).to(dtype),) for dtype in (torch.float8_e4m3fn, torch.uint64)),
+        (_images, torch.rand(3, 6).t(), torch.rand(6, 0)),
+        (torch.rand(6, 2, requires_grad=True),),
+        (torch.nn.Parameter(torch.rand(6, 2)), torch.rand(6)),
+    ],
+)
+@pytest.mark.parametrize("indices", [None, [5, 0, 0, 3], [-1, 2, 0, 1], np.array([1, 4, 2, 3])])
+def test_batch_of_tensors_is_that_of_default_collate(tensors: Any, indices: Any) -> None:
+    data: Any = TensorDataset(*tensors)
+    data = data if indices is None else Subset(data, indices)
+    _, batch = SeededSet(data, default_collate, None).__getitems__(Request(0, 1, [3, 1, 1], [7, 8, 9], 9, 0))
+    expected = default_collate([data[sample] for sample in (3, 1, 1)])
+    assert type(batch) is type(expected)
+    for own, other in zip(batch, expected, strict=True):
+        assert (own.dtype, own.shape, own.stride()) == (other.dtype, other.shape, other.stride())
+        assert own.requires_grad == other.requires_grad
+        assert (
+            own.detach().reshape(-1).view(torch.uint8).tolist() == other.detach().reshape(-1).view(torch.uint8).tolist()
+        )
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 6], [0, 1, -7]])
+def test_missing_sample_of_tensors_is_an_error(indices: list[int]) -> None:
+    samples = SeededSet(Subset(TensorDataset(torch.rand(6)), indices), default_collate, None)
+    with pytest.raises(IndexError):
+        samples.__getitems__(Request(0, 1, [0, 1, 2], [7, 8, 9], 9, 0))
+
+
 def test_epochs_and_seeds_differ() -> None:
     orders = [
         [number for step in _read(1, epoch, global_batch=6, shuffle=shuffle, seed=seed) for number in step]
