@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import tee
 from typing import Any
 
 import numpy as np
@@ -77,28 +79,21 @@ class ExactLoader:
         **options: Any,
     ):
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
-        self.shares, self._given_seed, self._device = shares, seed, device
-        self._seed = seed
+        self.shares, self._given_seed, self._seed, self._device = shares, seed, seed, device
         self.dataset, self._name, self._warn = samples.dataset, type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
         begin = partial(begin_with, worker_init_fn, samples.dataset) if worker_init_fn else begin_loader
         self._processes = LoaderProcesses(samples, begin, **options)
-        self._epoch = self._start_step = 0
-        self._passes = 0
-        self.is_passing = False
+        self._epoch = self._start_step = self._passes = self.next_step = self.steps_done = self._taken = 0
+        self.is_passing = self._has_warned = self._has_weighed = False
         self._cuts: list[tuple[int, Shares | EvaluationShares]] = []  # of the current pass, and their first steps
-        self.next_step = 0
         self._checks = CHECKED_READS if self.sharding else CHECKED_IN_BATCH  # of samples, in the first requests
         if self._is_stream:
             self._checks = max(1, self._processes.count)
-        self._has_warned = False
         self._digest = ""  # of a stream's first items
         self._part: Part | None = None
         self._coming: Part | None = None
-        self._has_weighed = False
-        self._taken = 0
         self._wait_seconds = 0.0
-        self.steps_done = 0
         self.between: Callable[[], None] = lambda: None
         self.ended: Callable[[], None] = lambda: None
         self.left: Callable[[], None] = lambda: None
@@ -219,13 +214,14 @@ class ExactLoader:
         self.begin(epoch + 1 if self.sharding else 0)
         self._passes += 1
         number, self._cuts = self._passes, [(start, self.shares)]
-        requests = self._make_requests(self.shares.order(epoch), epoch, start)
+        parts, requested = tee(self._parts(start))
+        requests = self._make_requests(requested, self.shares.order(epoch), epoch, start)
         self.steps_done, self._part, self.next_step = start, None, start
         self.is_passing = True
         batches = self._processes.start(requests) if start < self.shares.steps else iter(())
         is_left = True
         try:
-            for part in self._parts(start):
+            for part in parts:
                 if number != self._passes:
                     raise DataError("another pass over this loader has started; finish one before the next")
                 self._coming = part
@@ -272,11 +268,11 @@ class ExactLoader:
             shares = next(shares for first, shares in reversed(self._cuts) if first <= step)
             yield from shares.parts(step)
 
-    def _make_requests(self, order: Indices, epoch: int, start: int) -> Generator[Request, None, None]:
+    def _make_requests(self, parts: Iterator[Part], order: Indices, epoch: int, start: int) -> Generator[Request]:
         spread = -(-self._checks // max(1, self.shares.steps - start))
         of_epoch = int(Draws(self._seed, epoch, np.zeros(1, np.int64)).bits("stream")[0])
         drawn, first = np.zeros(0, np.uint64), 0
-        for part in self._parts(start):
+        for part in parts:
             self.next_step += part.starts_step
             if part.places[-1] >= first + len(drawn):  # later ones follow in order
                 first = int(part.places[0])
@@ -370,18 +366,13 @@ def build_loader(
 
 
 def _next(batches: Iterator[Any], seed_step: Callable[[], None] | None, is_from_process: bool) -> Any:
-    if seed_step is not None:
+    with nullcontext() if seed_step or is_from_process else generators_kept():
         batch = next(batches)
+    if seed_step is not None:
         seed_step()
-        return batch
-    if is_from_process:
-        return next(batches)
-    with generators_kept():
-        return next(batches)
+    return batch
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors, in nested containers and in objects with `to`, on the device."""
-    return map_tensors(
-        lambda each: each.to(device, non_blocking=True), batch, is_tensor=lambda each: hasattr(each, "to")
-    )
+    return map_tensors(lambda each: each.to(device, non_blocking=True), batch, lambda each: hasattr(each, "to"))
