@@ -68,13 +68,9 @@ class Meter:
         else:
             hits = torch.zeros_like(losses, dtype=torch.bool).unsqueeze(1)
         dtype = accelerator.sum_dtype(losses.device)
-        rows = torch.stack([each.to(dtype) for each in (losses, hits[:, 0], hits.any(1))])
-        if weights is None:
-            sums, count = rows.sum(1), rows.new_full((1,), len(losses))
-        else:
-            weights = weights.to(dtype)
-            sums, count = rows @ weights, weights.sum().view(1)
-        row = torch.cat([sums, count])
+        columns = (losses, hits[:, 0], hits.any(1), torch.ones_like(losses))
+        rows = torch.stack([each.to(dtype) for each in columns])
+        row = rows.sum(1) if weights is None else rows @ weights.to(dtype)
         self._step = row if self._step is None else self._step + row
 
     def end_step(self) -> None:
