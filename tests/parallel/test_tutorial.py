@@ -50,7 +50,7 @@ def loss(line: str) -> float:
     return float(re.findall(r"loss ([\d.]+)", line)[0])
 
 
-SCRIPTS = {"01_one_process.py": ALONE, "03_ddp.py": TORCHRUN, "05_horovod.py": BY_HOROVODRUN}
+SCRIPTS = {"01_one_process.py": ALONE, "03_ddp.py": TORCHRUN, "04_horovod.py": BY_HOROVODRUN}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def go_on(by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], fold
     return line
 
 
-@pytest.mark.parametrize("script", ["03_ddp.py", "05_horovod.py"])
+@pytest.mark.parametrize("script", ["03_ddp.py", "04_horovod.py"])
 def test_all_ways_take_the_same_steps(script: str, trained: dict[str, tuple[Path, list[str]]]) -> None:
     expected, found = (trained[name] for name in ("01_one_process.py", script))
     assert [loss(line) for line in found[1]] == pytest.approx([loss(line) for line in expected[1]], rel=0.01)
@@ -88,7 +88,7 @@ def test_all_ways_take_the_same_steps(script: str, trained: dict[str, tuple[Path
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("by", "writer"), [("05_horovod.py", "01_one_process.py"), ("03_ddp.py", "05_horovod.py")])
+@pytest.mark.parametrize(("by", "writer"), [("04_horovod.py", "01_one_process.py"), ("03_ddp.py", "04_horovod.py")])
 def test_each_goes_on_from_anothers_checkpoint(
     by: str, writer: str, trained: dict[str, tuple[Path, list[str]]], next_loss: float, tmp_path: Path
 ) -> None:
@@ -98,7 +98,7 @@ def test_each_goes_on_from_anothers_checkpoint(
 
 
 def test_the_eight_steps_are_there_in_their_order() -> None:
-    text = (TUTORIAL / "05_horovod.py").read_text()
+    text = (TUTORIAL / "04_horovod.py").read_text()
     steps = re.findall(r"^ +# (\d)\. (\w+)", text, flags=re.MULTILINE)
     words = ["Initialize", "Pin", "Scale", "Wrap", "Broadcast", "Partition", "Checkpoint", "Average"]
     assert steps == [(str(number), word) for number, word in enumerate(words, start=1)]
@@ -107,7 +107,7 @@ def test_the_eight_steps_are_there_in_their_order() -> None:
 def test_one_worker_writes_curves_of_all(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    printed = lines(TORCHRUN, "07_tensorboard.py", "--epochs", "2", folder=tmp_path)
+    printed = lines(TORCHRUN, "06_tensorboard.py", "--epochs", "2", folder=tmp_path)
     assert len(list((tmp_path / "curves").iterdir())) == 1
     curves = EventAccumulator(str(tmp_path / "curves"))
     curves.Reload()
@@ -120,8 +120,8 @@ def test_one_worker_writes_curves_of_all(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_accumulated_passes_are_one_large_batch(tmp_path: Path) -> None:
     words = ("--epochs", "5", "--scale-rate")
-    one = lines(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "128", folder=tmp_path)
-    four = lines(TORCHRUN, "09_large_batch.py", *words, "--batch-size", "32", "--accumulate", "4", folder=tmp_path)
+    one = lines(TORCHRUN, "08_large_batch.py", *words, "--batch-size", "128", folder=tmp_path)
+    four = lines(TORCHRUN, "08_large_batch.py", *words, "--batch-size", "32", "--accumulate", "4", folder=tmp_path)
     assert one[0] == four[0] == "global batch 256, 5 steps an epoch, rate 0.08"
     assert loss(four[1]) == pytest.approx(loss(one[1]), rel=0.02)
 
@@ -129,7 +129,7 @@ def test_accumulated_passes_are_one_large_batch(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "words",
-    [("06_mixed_precision.py", "--epochs", "1"), ("10_throughput.py", "--steps", "1")],
+    [("05_mixed_precision.py", "--epochs", "1"), ("09_throughput.py", "--steps", "1")],
     ids=lambda words: words[0],
 )
 def test_gloos_threads_have_ended_before_python_does(words: tuple[str, ...], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Step 5: Horovod's API, in the eight steps that the comments number.
+"""Step 4: Horovod's API, in the eight steps that the comments number.
 
-horovodrun -np 2 python examples/tutorial/05_horovod.py [--epochs 5] [--resume checkpoint.pt]
+horovodrun -np 2 python examples/tutorial/04_horovod.py [--epochs 5] [--resume checkpoint.pt]
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Step 9: large batches: gradient accumulation, a scaled learning rate, warm-up, and LAMB.
+"""Step 8: large batches: gradient accumulation, a scaled learning rate, warm-up, and LAMB.
 
-torchrun --nproc-per-node 2 examples/tutorial/09_large_batch.py --batch-size 64 --accumulate 2 --scale-rate
+torchrun --nproc-per-node 2 examples/tutorial/08_large_batch.py --batch-size 64 --accumulate 2 --scale-rate
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Step 4: nn.DataParallel, with one process for all visible GPUs. Without a GPU it calls the model itself.
+"""Step 3: nn.DataParallel, with one process for all visible GPUs. Without a GPU it calls the model itself.
 
-python examples/tutorial/04_data_parallel.py [--epochs 5] [--resume checkpoint.pt]
+python examples/tutorial/03_data_parallel.py [--epochs 5] [--resume checkpoint.pt]
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Step 8: print each worker's rank, local rank and cross rank.
+"""Step 7: print each worker's rank, local rank and cross rank.
 
-lockstep run -np 2 -- python examples/tutorial/08_where_am_i.py
+lockstep run -np 2 -- python examples/tutorial/07_where_am_i.py
 """
 
 import horovod.torch as hvd

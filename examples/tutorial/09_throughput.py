@@ -1,6 +1,6 @@
-"""Step 10: measure images per second, and how much of a step is the gradient exchange.
+"""Step 9: measure images per second, and how much of a step is the gradient exchange.
 
-torchrun --nproc-per-node 2 examples/tutorial/10_throughput.py [--batch-size 64] [--steps 30]
+torchrun --nproc-per-node 2 examples/tutorial/09_throughput.py [--batch-size 64] [--steps 30]
 
 The images are random: the script measures computation and the exchange of gradients, not data loading.
 """
