@@ -24,7 +24,7 @@ class InputSpec:
     """A model's input: `channels` x `height` x `width`, with pixels (0 to 1) normalized by `mean` and `std`.
 
     `crop_ratio` is the side of the center crop in evaluation, relative to the short side of the resized image. Gray
-    images of more than 8 bits have values below 2**bits; None: below 2**16, clipped.
+    images of more than 8 bits have values below `2**bits`; None: below `2**16`, clipped.
     """
 
     channels: int
