@@ -115,8 +115,8 @@ def _command(name: str, level: str) -> str:
     flags = flags_of(kind)
     for group in groups_of(kind):
         own = [flag for flag in flags if flag.group is group and group not in SHARED]
-        if group is not kind and own:
-            parts.append(f"{level}# {TITLES[group]}\n")
+        if group is not kind and own and (heading := f"{level}# {TITLES[group]}\n") not in parts:
+            parts.append(heading)
         of_recipes = name == "train"
         parts += [entry(flag, _default_by_recipe(flag) if of_recipes else default_of(flag)) for flag in own]
     linked = [f"[{TITLES[group].lower()}](hosts-and-restarts.md#{TITLES[group].lower()})" for group in SHARED]
