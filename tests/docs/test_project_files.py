@@ -13,6 +13,8 @@ import yaml
 from commands import PROGRAMS
 from pages import ROOT
 
+import lockstep
+
 MAX_README_WORDS = 400  # of prose
 GITHUB = ROOT / ".github"
 SCHEMAS = {
@@ -78,6 +80,16 @@ def test_roadmap_has_nothing_that_has_a_page() -> None:
 def test_texts_describe_the_version_of_the_source() -> None:
     changelog, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
     release.check_texts(release.version(), changelog, citation)
+
+
+def test_changelog_lists_each_module_that_the_reference_documents() -> None:
+    listed = (ROOT / "CHANGELOG.md").read_text().rpartition("Scripts may import")[2]
+    pages = "".join(path.read_text() for path in (ROOT / "docs/reference/api").glob("*.md"))
+    found = re.findall(r"^::: (lockstep[\w.]*)\.(\w+)$", pages, flags=re.MULTILINE)
+    others = {module for module, name in found if name not in lockstep.__all__}
+    others = {module for module in others if not module.startswith(("lockstep.hvd.", "lockstep.train."))}
+    assert len(others) >= 10
+    assert not [module for module in others if f"{module.rpartition('.')[2]}`" not in listed]
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in ROOT.glob("*.md")))
