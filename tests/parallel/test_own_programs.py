@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from commands import LOCKSTEP, Done, own_environment, run
 
-from lockstep.errors import CheckpointError, StoppedError
+from lockstep.errors import CheckpointError, NonFiniteLossError, StoppedError
 from lockstep.files.jsonl import read_records
 
 PROGRAMS = Path(__file__).parents[1] / "support/own_programs"
@@ -207,3 +207,21 @@ def test_errors_end_a_script_with_their_exit_codes(tmp_path: Path) -> None:
     assert done.returncode == CheckpointError.exit_code, done.stderr
     assert "Traceback" in done.stderr
     assert "File too large" in done.stderr.splitlines()[-1]
+
+
+NOT_FINITE = """
+import lockstep, torch
+model = lockstep.connect().prepare(torch.nn.Linear(1, 1))
+run = lockstep.connect().run("runs/nan", model=model, log_every=1)
+for epoch in run.epochs(1):
+    run.step(loss=float("nan"))
+"""
+
+
+def test_permanent_error_of_a_script_is_not_restarted(tmp_path: Path) -> None:
+    (tmp_path / "nan.py").write_text(NOT_FINITE)
+    command = [*LOCKSTEP, "run", "-np", "2", "--max-restarts", "2", "--", sys.executable, "nan.py"]
+    done = run(command, tmp_path, own_environment())
+    assert done.returncode == NonFiniteLossError.exit_code, done.stderr
+    assert "NonFiniteLossError: the mean loss is nan up to step 1" in done.stderr
+    assert done.stderr.splitlines()[-1] == "lockstep: not restarting: the error is permanent"

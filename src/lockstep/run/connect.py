@@ -24,8 +24,9 @@ from torch.utils.data import Sampler
 from lockstep.config.schema import BackendChoice, DeviceChoice, ParallelConfig, RunConfig, TrainConfig
 from lockstep.data.exact_loader import ExactLoader, build_loader
 from lockstep.data.shares import EvaluationShares
+from lockstep.diagnosis.group_watch import watched_by_launcher
 from lockstep.errors import ConfigError, LockstepError
-from lockstep.files.output import say
+from lockstep.files.output import report_to_launcher, say
 from lockstep.run.data_parallel import replicate, synchronize_batch_norm
 from lockstep.run.messages import naming_arguments
 from lockstep.run.pass_end import PassEnd
@@ -156,8 +157,7 @@ class TrainingWorld(World):
             ConfigError: The arguments contradict each other, or some worker would have no batch in an evaluation.
             DataError: The data set is empty, or iterable without a length.
         """
-        arguments = dict(locals())
-        del arguments["self"]
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         loader = build_loader(self, **arguments, warn=lambda line: say(f"lockstep: {line}"))
         if not evaluate:
             self._random.add_loader(loader)
@@ -168,9 +168,8 @@ class TrainingWorld(World):
     def _check_evaluation(self) -> None:
         if self.size > 1 and self._meets_in_forward:
             raise ConfigError(
-                f"{self._meets_in_forward[0]} has buffers, which its workers compare in each forward pass, but in this "
-                "evaluation some workers have fewer batches: evaluate with a batch_size of at least 2, or call "
-                "model.module"
+                f"{self._meets_in_forward[0]} has buffers, which its workers compare in each forward pass, but some "
+                "have fewer batches in this evaluation: pass a batch_size of at least 2, or call model.module"
             )
 
     @naming_arguments()
@@ -316,11 +315,10 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
         return _connected[0]
     opened = ExitStack()
     world = opened.enter_context(connect_world(RankInfo.from_environment(), device, backend))
-    connected = TrainingWorld(world.rank_info, world.device, world.host_group, opened)
-    _connected.append(connected)
+    _connected.append(TrainingWorld(world.rank_info, world.device, world.host_group, opened))
     atexit.register(_close_at_exit)
     _set_exit_codes()
-    return connected
+    return _connected[0]
 
 
 def _set_exit_codes() -> None:
@@ -330,6 +328,8 @@ def _set_exit_codes() -> None:
     def exit_with_code(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         if isinstance(error, LockstepError) and not hasattr(sys, "ps1"):
+            if watched_by_launcher():  # which prints the traceback by itself, and does not repeat what is final
+                report_to_launcher("", False, error.exit_code, final=not error.retryable)
             raise SystemExit(error.exit_code)
 
     if show.__name__ != exit_with_code.__name__:  # not again in the next generation
