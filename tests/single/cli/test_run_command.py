@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,12 @@ from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.controller.start_errors import StartError
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.job_plan import JobPlan
+
+
+@pytest.fixture
+def set_job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., int]], None]:
+    """Return a function that sets what is called instead of running a job."""
+    return partial(monkeypatch.setattr, JobSeries, "run")
 
 
 def test_a_job_goes_on_without_default_logs(
@@ -46,7 +54,7 @@ def test_a_job_goes_on_without_default_logs(
     ],
 )
 def test_one_worker_has_the_terminal_unless_output_is_wanted(
-    flags: str, has_terminal: bool, monkeypatch: pytest.MonkeyPatch
+    flags: str, has_terminal: bool, set_job: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[bool, bool]] = []
 
@@ -56,7 +64,7 @@ def test_one_worker_has_the_terminal_unless_output_is_wanted(
 
     for name, stand_in in (("has_terminal", lambda: True), ("restored_terminal", nullcontext)):
         monkeypatch.setattr(f"lockstep.cli.run.{name}", stand_in)
-    monkeypatch.setattr(JobSeries, "run", run)
+    set_job(run)
     assert main(["run", "--no-observe", *flags.split(), "--", "true"]) == 0
     assert found == [(has_terminal, has_terminal)]
 
@@ -79,7 +87,7 @@ def test_json_has_one_line_for_any_end(
     error: BaseException | None,
     code: int,
     cause: dict[str, str] | None,
-    monkeypatch: pytest.MonkeyPatch,
+    set_job: Callable[..., None],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def run(*_: object, **__: object) -> int:
@@ -88,7 +96,7 @@ def test_json_has_one_line_for_any_end(
             raise error
         return 0
 
-    monkeypatch.setattr(JobSeries, "run", run)
+    set_job(run)
     assert main(["run", "--json", *words]) == code
     printed = capfd.readouterr()
     end = json.loads(printed.out)

@@ -149,7 +149,11 @@ def test_an_unusable_mlflow_store_is_one_error_with_the_fix(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    monkeypatch.setattr(tracking_services, "find_spec", lambda name: object() if has_databases else None)
+    if has_databases:
+        (tmp_path / "sqlalchemy.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+    else:
+        monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(ConfigError, match=r"^--track mlflow: .*set MLFLOW_TRACKING_URI") as error:
         MlflowTracker(TrainConfig(), tmp_path)
     assert ("lockstep-torch[mlflow]" in str(error.value)) is not has_databases
