@@ -30,6 +30,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 # Threads of programs under test that wait for work would keep the cores from the other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A run's records name the commits of its code, for which Git would compare all files of this checkout each time.
+os.environ["GIT_DIR"] = os.devnull
 # A shell has what it starts in the background ignore Ctrl-C, and all that this starts, which the tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

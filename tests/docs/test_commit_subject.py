@@ -36,7 +36,9 @@ def test_comments_of_git_are_no_subject() -> None:
 
 
 @pytest.mark.cold
-def test_hook_and_range_name_each_refused_subject(tmp_path: Path) -> None:
+def test_hook_and_range_name_each_refused_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIT_DIR")
+
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)

@@ -15,6 +15,7 @@ def test_the_commit_is_that_of_the_script(tmp_path: Path, monkeypatch: pytest.Mo
         own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", "-C", tmp_path / "program", *own, *words], check=True, capture_output=True)
 
+    monkeypatch.delenv("GIT_DIR")
     program = tmp_path / "program"
     program.mkdir()
     for name in ("train.py", "new.py"):
