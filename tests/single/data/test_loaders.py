@@ -184,11 +184,12 @@ def test_any_number_of_workers_enters_an_epoch_at_any_step(
         assert isinstance(found, EncodedSplit)
         split = _First(found)
     augment = AugmentConfig(shift=1, flip=True) if kind == "memory" else AugmentConfig(flip=True, min_crop=0.3)
-    options: dict[str, Any] = {"augment": augment, "processes": 2 if "processes" in kind else 0}
+    has_processes = "processes" in kind  # they do not know of the workers, and take time to start
+    options: dict[str, Any] = {"augment": augment, "processes": 2 if has_processes else 0}
     (whole,) = _epochs(split, _spec(8, 8, 3), 1, **options)
-    for size in (1, 2, 3):
+    for size in (2,) if has_processes else (1, 2, 3):
         _assert_same_steps(whole, _epochs(split, _spec(8, 8, 3), size, **options))
-    for size, start in product((1, 2, 3), (1, 2, 3)):
+    for size, start in [(2, 1)] if has_processes else product((1, 2, 3), (1, 2, 3)):
         entered = _epochs(split, _spec(8, 8, 3), size, start, **options)
         for epoch, steps in enumerate(whole):
             assert [len(worker[epoch]) for worker in entered] == [3 - start] * size
