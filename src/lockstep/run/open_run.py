@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.data.shares import Shares
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, plural
 from lockstep.files.output import say
+from lockstep.models.nested import leaves
 from lockstep.observe.io_sampling import IoSampler
 from lockstep.run.messages import name_arguments
 from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded
@@ -60,6 +62,7 @@ def open_run(
     for name, each in state.items():
         if not isinstance(each, Stateful):
             raise ConfigError(f"{name}=: a {type(each).__name__} has no state_dict and load_state_dict to save it with")
+    check_stored(state)
     classes, settings, overridden = classes_of(state), settings_of(state), list[str]()
     identity: dict[str, Any] = {"states": sorted(state), "seed of the run": config.seed, **classes}
     begin: dict[str, Any] = {"workers": world.size, "script": typed_command()}
@@ -117,6 +120,23 @@ def open_run(
     return run
 
 
+def check_stored(state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an optimizer trains parameters that are in no state: checkpoints would lose them."""
+    models = [each for each in state.values() if isinstance(each, nn.Module)]
+    others = [each for each in state.values() if not isinstance(each, nn.Module | Optimizer | ExactLoader)]
+    held = {id(parameter) for model in models for parameter in model.parameters()}
+    for name, each in state.items():
+        groups = each.param_groups if isinstance(each, Optimizer) else []
+        if lost := [parameter for group in groups for parameter in group["params"] if id(parameter) not in held]:
+            parts = [part for other in others for part in leaves(other.state_dict()) if isinstance(part, torch.Tensor)]
+            if {parameter.data_ptr() for parameter in lost} <= {part.data_ptr() for part in parts}:
+                continue
+            raise ConfigError(
+                f"{name}= trains {plural(len(lost), 'parameter')} that checkpoints would lose, such as one of shape "
+                f"{list(lost[0].shape)}: pass the module that has them, too, by a name of your choice"
+            )
+
+
 def order_of(loader: ExactLoader) -> str:
     """Return the arguments of a training loader that choose the order of an epoch. Collective if it has a sampler."""
     shares = loader.shares
@@ -140,7 +160,7 @@ def settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(name: str, each: Any) -> Iterator[tuple[str, Any]]:
     groups: Sequence[Mapping[str, Any]] = ()
-    if isinstance(each, torch.optim.Optimizer):
+    if isinstance(each, Optimizer):
         groups = each.param_groups
     elif isinstance(each, LRScheduler | torch.amp.GradScaler):
         groups = [each.state_dict()]

@@ -8,12 +8,24 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.seeded_samples import digest_of
 from lockstep.launch.worker_exit import end_stopped
+from lockstep.models.nested import leaves
 from lockstep.run.accumulation import UnusedGradients
 from lockstep.run.figures import LoopRecords
 from lockstep.run.position import LoopPosition
 from lockstep.run.session import Session, divides
 from lockstep.world.generations import HostsChangedError
+
+DIFFERS = (
+    "{0}= differs between the workers: checkpoints have worker 0's, which a resumed run gives to all; to keep each, "
+    "let its state_dict return world.gather(...) of them"
+)
 
 
 class SavePoints:
@@ -33,7 +45,7 @@ class SavePoints:
     ):
         self._session, self._records, self._gradients, self._held = session, records, gradients, held
         self.is_optimized, self.is_counted, self.is_late = False, True, False
-        self._has_asked = self._is_stopping = False
+        self._has_asked = self._is_stopping = self._has_compared = False
 
     def note_optimizer(self, *_: Any) -> None:
         """Note that an optimizer takes a step: its pre hook."""
@@ -54,8 +66,23 @@ class SavePoints:
     def save(self, best: bool = False, durably: bool = True) -> None:
         """Write the state now. Collective."""
         self._records.store()
+        if durably and not self._has_compared:
+            self._has_compared = True
+            self._compare()
         self._session.save(best, durably)
         self.is_late = self.is_late and not durably
+
+    def _compare(self) -> None:
+        """Say which states of the program's own differ between the workers. Collective."""
+        of_workers = nn.Module | torch.optim.Optimizer | ExactLoader
+        states = {name: each for name, each in self._session.described.states.items() if name}
+        own = {name: each.state_dict() for name, each in states.items() if not isinstance(each, of_workers)}
+        digests = {
+            name: digest_of([part for part in leaves(each) if not isinstance(part, DTensor)])
+            for name, each in own.items()
+        }
+        rows = self._session.world.gather(digests)
+        self._session.say([DIFFERS.format(name) for name in own if len({row[name] for row in rows}) > 1])
 
     def holds_gradients(self) -> bool:
         """Return whether gradients wait for an optimizer step; those that a counted step leaves do not."""

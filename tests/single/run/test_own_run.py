@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
+from worker_group import run_in_workers
 
 import lockstep
 from lockstep.cli import main
@@ -27,6 +28,7 @@ from lockstep.run.named_states import Extra
 from lockstep.run.replicas import check_shares
 from lockstep.world.generations import HostsChangedError
 from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import World
 
 BATCH = nn.BatchNorm1d(4)
 generator = torch.Generator().manual_seed(0)
@@ -326,6 +328,40 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
         world.run(tmp_path, loader=world.loader(DATA, 4, evaluate=True), model=nn.Linear(1, 1))
     with pytest.raises(ConfigError, match=r"^keep=0: must be at least 1$"):
         world.run(tmp_path, model=nn.Linear(1, 1), keep=0)
+    other = torch.optim.SGD(nn.Linear(1, 2).parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"^optimizer= trains 2 parameters that .* one of shape \[2, 1\]"):
+        world.run(tmp_path, model=nn.Linear(1, 1), optimizer=other)
+
+
+class Kept:
+    """A state of the program's own."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def state_dict(self) -> Any:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.value = state["value"]
+
+
+def test_parameters_may_be_in_other_states(tmp_path: Path) -> None:
+    world, weight = TrainingWorld(RankInfo(), torch.device("cpu")), nn.Parameter(torch.ones(2))
+    world.run(tmp_path, weight=Kept(weight.detach()), optimizer=torch.optim.SGD([weight], lr=0.1)).close()
+
+
+def _keep(world: World, folder: Path) -> None:
+    own = TrainingWorld(world.rank_info, world.device, world.host_group)
+    run = own.run(folder, mine=Kept(torch.full((2,), world.rank)), shared=Kept([1, torch.ones(2)]))
+    for _ in run.epochs(2):
+        run.step()
+
+
+def test_states_that_differ_are_named_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_in_workers(2, _keep, tmp_path)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition("=")[0] for line in lines if "differs between the workers" in line] == ["lockstep: mine"]
 
 
 @pytest.mark.parametrize("value", [np.float32(1), [np.int64(1)], {"a": {"b": np.bool_(True)}}])
