@@ -38,9 +38,9 @@ from lockstep.world import accelerator
 from lockstep.world.world import World
 
 OWN_GENERATORS = (
-    "is random in a way that the loader cannot repeat: a sample, read twice with the same seeds, differed. So its "
-    "samples depend on the number of workers, and change when a run is resumed. Draw from the global generators of "
-    "torch, random or numpy.random in __getitem__, or pass seed_sample=, a function that seeds yours with a number"
+    "is random in a way that the loader cannot repeat: a sample or batch, made twice with the same seeds, differed. So "
+    "its samples depend on the number of workers, and change when a run is resumed. In __getitem__ and collate_fn, "
+    "draw from the global generators of torch, random or numpy.random, or pass seed_sample=, which seeds yours"
 )
 
 
@@ -98,6 +98,7 @@ class ExactLoader:
         self.ended: Callable[[], None] = lambda: None
         self.left: Callable[[], None] = lambda: None
         self.seed_step: Callable[[], None] | None = None
+        self._samples, self._names = samples, {*vars(self), "_samples", "_names"}
 
     def use_stream(self, *stream: int) -> None:
         """Draw other numbers in training than loaders of the same seed with other streams; none: those of the seed."""
@@ -209,6 +210,22 @@ class ExactLoader:
         self.begin(state["epoch"], state["step"])
 
     def __iter__(self) -> Iterator[Any]:
+        late = {*vars(self)} - self._names
+        if late or self.dataset is not self._samples.dataset:
+            raise ConfigError(
+                f"loader.{min(late, default='dataset')}: set too late to have an effect; make another loader with it"
+            )
+        batches = self._pass()
+        next(batches)
+        return batches
+
+    def _pass(self) -> Iterator[Any]:
+        """Yield once, then the batches. A pass that is left before these is over, too, as by `zip` in a resumed run."""
+        try:
+            yield None
+        except GeneratorExit:
+            self.begin(self._epoch + 1 if self.sharding else 0)
+            return
         epoch, start = self._epoch, self._start_step
         # Every evaluation has the same samples, so a resumed run's are those of an undisturbed one.
         self.begin(epoch + 1 if self.sharding else 0)

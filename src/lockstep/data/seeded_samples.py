@@ -62,17 +62,23 @@ class SeededSet(Dataset[Any]):
         self._uses_python = self._uses_numpy = self._has_read = False  # in this process
 
     def __getitems__(self, request: Request) -> tuple[bool, Any]:
-        """Return whether a sample differed when read again, and the batch."""
-        if not self._may_draw:
-            rows = _rows(self.dataset, request.samples) if self._collate is default_collate else None
-            return False, rows or _collated(self._collate, [self.dataset[each] for each in request.samples], request)
+        """Return whether a sample, or a process's first batch, differed when made again, and the batch."""
+        is_plain = not self._may_draw and self._collate is default_collate
+        if is_plain and (rows := _rows(self.dataset, request.samples)):
+            return False, rows
         reads = list(zip(request.samples, request.seeds, strict=True))
         alone = 0 if self._has_read else 1  # where each sample draws, only the first one is read again
-        items = self._read_all(reads[:alone]) + self._read_all(reads[alone:])
-        self._has_read = True
-        again = (number % len(items) for number in range(request.checks))
-        differs = any(not _same(items[number], self._read(*reads[number])) for number in again)
-        return differs, _collated(self._collate, items, request)
+        self._has_read, differs = True, False
+        if self._may_draw:
+            items = self._read_all(reads[:alone]) + self._read_all(reads[alone:])
+            again = (number % len(items) for number in range(request.checks))
+            differs = any(not _same(items[number], self._read(*reads[number])) for number in again)
+        else:
+            items = [self.dataset[sample] for sample in request.samples]
+        batch = _collated(self._collate, items, request)
+        if alone and request.checks and self._collate is not default_collate:
+            differs |= not _same(batch, _collated(self._collate, self._read_all(reads), request))
+        return differs, batch
 
     def _read_all(self, reads: list[tuple[int, int]]) -> list[Any]:
         """Return the samples, read again if one has drawn from a generator that was not seeded."""

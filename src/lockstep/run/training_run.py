@@ -119,6 +119,7 @@ class TrainingRun:
                 if loader is not None and loader.steps_done and not position.step:
                     raise ConfigError("the epoch had batches, but no step: call run.step() after each optimizer.step()")
                 self._end_epoch(count)
+            self._random.begin_epoch(self._config.seed, position.epoch)  # for what follows, also in a complete run
             self._session.finish().check("training finished")
             self._is_complete = True
 

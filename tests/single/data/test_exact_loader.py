@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -260,6 +260,23 @@ def test_a_data_set_with_a_generator_of_its_own_is_named_once(
     for _ in range(2):
         assert len(list(loader)) == 6
     assert capfd.readouterr().err.count("Own is random in a way that the loader cannot repeat") == 1
+
+
+@pytest.mark.parametrize("data", [Noisy(8), TensorDataset(torch.ones(8))])
+@pytest.mark.parametrize(("draw", "count"), [(np.random.default_rng().random, 1), (np.random.rand, 0)])
+def test_a_generator_of_the_collate_function_is_named(
+    data: Any, draw: Callable[[], float], count: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    list(_world().loader(data, 4, collate_fn=lambda items: draw()))
+    assert capfd.readouterr().err.count("is random in a way that the loader cannot repeat") == count
+
+
+@pytest.mark.parametrize("name", ["dataset", "collate_fn"])
+def test_attributes_that_are_set_too_late_are_refused(name: str) -> None:
+    loader = _world().loader(Noisy(), 4)
+    setattr(loader, name, None)
+    with pytest.raises(ConfigError, match=f"{name}: set too late"):
+        next(iter(loader))
 
 
 def test_a_number_from_a_generators_state_is_noticed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -315,6 +315,13 @@ def test_resumed_loops_end_with_the_same_bits(loop: Loop, step: int, tmp_path: P
     _check(loop, tmp_path, ("after a step", step))
 
 
+def test_second_loader_is_left_where_it_was_before_a_stop(tmp_path: Path) -> None:
+    expected = _play(with_two_loaders, tmp_path / "undisturbed")
+    with pytest.raises(StoppedError):  # at the end of the first loader's pass
+        _play(with_two_loaders, tmp_path / "disturbed", ("after a step", STEPS), True)
+    torch.testing.assert_close(_play(with_two_loaders, tmp_path / "disturbed"), expected, rtol=0, atol=0)
+
+
 def test_a_save_is_written_if_the_body_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def early(own: Session) -> None:
         for _ in own.run.epochs(EPOCHS):
@@ -366,6 +373,18 @@ def test_draws_after_the_steps_are_those_of_an_undisturbed_run(tmp_path: Path) -
     with pytest.raises(KilledError):
         _play(drawing, tmp_path, ("after the draws", 1))
     _play(drawing, tmp_path)
+    assert drawn[0] == drawn[1]
+
+
+def test_draws_after_a_complete_run_are_those_after_the_steps(tmp_path: Path) -> None:
+    drawn = list[float]()
+
+    def drawing(own: Session) -> None:
+        plainly(own)
+        drawn.append(float(torch.rand(())) + random.random())
+
+    for _ in range(2):
+        _play(drawing, tmp_path)
     assert drawn[0] == drawn[1]
 
 
