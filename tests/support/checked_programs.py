@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +18,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from lockstep.script_check.replicas import ONE_MEAN, SAME_AVERAGES, SAME_MODE, SAME_SETTINGS, SAME_START, SAME_WEIGHTS
-from lockstep.script_check.samples import ALL_SAMPLES, AUGMENTED, EVALUATED, NEW_ORDER, OTHERS, SAME_LENGTH, SAME_SHARE
+from lockstep.script_check.replicas import (
+    ONE_MEAN,
+    ONE_WRITER,
+    SAME_AVERAGES,
+    SAME_MODE,
+    SAME_SETTINGS,
+    SAME_START,
+    SAME_WEIGHTS,
+)
+from lockstep.script_check.samples import (
+    ALL_SAMPLES,
+    AUGMENTED,
+    EVALUATED,
+    NEW_ORDER,
+    OTHERS,
+    SAME_CLASSES,
+    SAME_LENGTH,
+    SAME_SHARE,
+)
 
 SAMPLES, WIDTH, CLASSES, BATCH = 192, 8, 4, 16
 rank = size = 0
@@ -354,6 +373,33 @@ def fsdp2_skips_on_high_loss() -> None:
     train(model, sgd(model), sharded(data()), steps=lambda step, loss: 0 if rank == 1 and step == 5 else 1)
 
 
+def _loaded_on_rank_0() -> nn.Module:
+    start()
+    model = net()
+    if rank == 0:
+        model.load_state_dict(net(9).state_dict())
+    return model
+
+
+@fault(SAME_START, "only worker 0 loaded weights", "model.load_state_dict", "loaded part")
+def fsdp2_of_weights_on_rank_0() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(_loaded_on_rank_0())
+    train(model, sgd(model), sharded(data()))
+
+
+@fault(SAME_START, "only worker 1 loaded weights", "model.load_state_dict", "loaded part")
+def fsdp2_loads_a_part() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    start()
+    model = fully_shard(net())
+    if rank == 1:
+        model.load_state_dict({name: each / 2 for name, each in model.state_dict().items()})
+    train(model, sgd(model), sharded(data()))
+
+
 @fault(SAME_MODE, "worker 0 has 1 module in evaluation mode", "optimizer.step()", "mode")
 def stays_in_evaluation_mode() -> None:
     start()
@@ -470,6 +516,13 @@ def splits_by_own_seed() -> None:
     train(model, sgd(model), sharded(part))
 
 
+@fault(SAME_CLASSES, "class_to_idx has another order", "in loader:", "classes")
+def classes_in_own_order() -> None:
+    model, dataset = replica(), data()
+    dataset.class_to_idx = {name: (number + rank) % CLASSES for number, name in enumerate("abcd")}  # type: ignore[attr-defined]
+    train(model, sgd(model), sharded(Subset(dataset, range(100))))
+
+
 class PartOfStream(Stream):
     """Reads each worker's part, and perhaps not each loader process's."""
 
@@ -544,6 +597,22 @@ def evaluates_own_part() -> None:
 @fault(EVALUATED, "50 of 100", "in loader:", "evaluation")
 def evaluates_half() -> None:
     _with_evaluation(lambda model, held: evaluate(model, sharded(held, shuffle=False, num_replicas=4), True))
+
+
+def shared_path() -> Path:
+    names = [tempfile.mktemp()]
+    dist.broadcast_object_list(names)
+    return Path(names[0])
+
+
+@fault(ONE_WRITER, "workers 0, 1 write ", "torch.save", "writer")
+def all_save_one_file() -> None:
+    model = replica()
+    path = shared_path()
+    train(model, sgd(model), sharded(data()), epochs=2)
+    torch.save(model.state_dict(), path)
+    dist.barrier()
+    path.unlink(missing_ok=True)
 
 
 @fault(EVALUATED, "no results are added up", "in loader:", "evaluation")
@@ -1109,6 +1178,40 @@ def evaluates_by_methods_of_the_group() -> None:
         dist.group.WORLD.allreduce([right]).wait()  # type: ignore[union-attr]
 
     _with_evaluation(evaluates)
+
+
+@correct
+def evaluates_by_the_store() -> None:
+    def evaluates(model: DistributedDataParallel, held: Dataset[Any]) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"result {rank}", str(evaluate(model, sharded(held, shuffle=False), False)))
+
+    _with_evaluation(evaluates)
+
+
+@correct
+def evaluates_by_files() -> None:
+    def evaluates(model: DistributedDataParallel, held: Dataset[Any]) -> None:
+        path = shared_path()
+        torch.save(evaluate(model, sharded(held, shuffle=False), False), f"{path}.{rank}")
+        dist.barrier()
+        Path(f"{path}.{1 - rank}").read_bytes()
+        dist.barrier()
+        Path(f"{path}.{rank}").unlink()
+
+    _with_evaluation(evaluates)
+
+
+@correct
+def fsdp2_of_broadcast_weights() -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(_loaded_on_rank_0())
+    whole = net(9).state_dict() if rank == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, whole, options=options)
+    train(model, sgd(model), sharded(data()))
 
 
 @correct

@@ -18,6 +18,7 @@ from lockstep.errors import ConfigError, plural, require
 from lockstep.files.output import say
 from lockstep.files.untrusted import printable
 from lockstep.launch.controller.job_series import JobSeries, collect
+from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.node.hardware import count_gpus
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.job_plan import JobPlan
@@ -104,7 +105,8 @@ def _plan(command: CheckCommand, program: Sequence[str], workers: int, steps: in
     if plan.manual:
         raise ConfigError("a check cannot be combined with --nodes or --dist-url; pass the hosts with -H")
     plan.check_program()
-    return replace(plan, environment={**plan.environment, CHECK: f"{steps},{60 * command.minutes}"})
+    # Each worker has its own order of sets of strings, as on several hosts.
+    return replace(plan, environment={**plan.environment, PRELOAD: "0", CHECK: f"{steps},{60 * command.minutes}"})
 
 
 def _run(plan: JobPlan) -> tuple[int, dict[int, list[dict[str, Any]]], str]:

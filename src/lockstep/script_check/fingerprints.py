@@ -30,6 +30,7 @@ MANY_ITEMS = 8  # of a list or tensor that has data, not settings
 MAX_PATH = 4096  # characters; a longer text is data
 MAX_ITEMS = 64  # of a list in a data set, of which this many are hashed
 MAX_DEPTH = 4  # of objects within a data set
+CLASSES = ("classes", "class_names", "categories")  # attributes with names in the order of their numbers
 SIGNS = 1 << 14  # elements of a gradient that are projected
 
 
@@ -126,6 +127,24 @@ def of_data(data: Any, in_order: bool = True) -> str:
 
     visit(data, 0)
     return digest(*parts) if shows_data else ""
+
+
+def of_classes(data: Any, depth: int = 0) -> dict[str, list[str]]:
+    """Return the fingerprints of a data set's classes, by attribute: in any order, and in that of their numbers."""
+    found: dict[str, list[str]] = {}
+    for name, value in getattr(data, "__dict__", {}).items():
+        names: list[Any] = []
+        if isinstance(value, Mapping) and [*range(len(value))] == sorted(
+            each for each in value.values() if type(each) is int
+        ):
+            names = sorted(value, key=value.__getitem__)
+        elif isinstance(value, (list, tuple)) and name in CLASSES:
+            names = list(value)
+        elif depth < MAX_DEPTH and not callable(value):
+            found |= of_classes(value, depth + 1)
+        if names and {*map(type, names)} == {str} and len({*names}) == len(names):
+            found[name] = [digest(*sorted(names)), digest(*names)]
+    return found
 
 
 def _sum_of_items(item: Any) -> str:

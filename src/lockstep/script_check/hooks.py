@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,7 +27,11 @@ def record(rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) ->
     attach(recorder)
     torch.save = before(torch.save, recorder.guard(recorder.is_saved))
     _watch_modules(recorder)
-    _watch_exchanges(recorder)
+    if torch.distributed.is_available():
+        _watch_exchanges(recorder)
+        _watch_sharding(recorder)
+    opens = recorder.guard(recorder.file_is_opened)
+    sys.addaudithook(lambda event, details: opens(*details[:2]) if event == "open" and not recorder.is_off else None)
     return recorder
 
 
@@ -62,14 +67,13 @@ def _watch_modules(recorder: Recorder) -> None:
         return entropy(input, target, *arguments, **named)
 
     modules.__call__, functional.cross_entropy = recorded_call, recorded_entropy
+    modules.load_state_dict = before(modules.load_state_dict, recorder.guard(recorder.weights_are_loaded))
 
 
 def _watch_exchanges(recorder: Recorder) -> None:
     """Count calls that may exchange the results of an evaluation."""
     from torch import distributed
 
-    if not distributed.is_available():
-        return
     exchanged, joined = recorder.guard(recorder.results_are_exchanged), recorder.guard(recorder.joins)
     for name in EXCHANGES:
         function = before(getattr(distributed, name), exchanged)
@@ -77,8 +81,26 @@ def _watch_exchanges(recorder: Recorder) -> None:
         setattr(distributed.distributed_c10d, name, function)  # the operations that P2POp allows
     from torch.distributed import _functional_collectives
 
-    for owner, name in ((distributed.ProcessGroup, "allreduce"), (_functional_collectives, "all_reduce")):
+    others = [(distributed.ProcessGroup, "allreduce"), (_functional_collectives, "all_reduce")]
+    for owner, name in [*others, *((distributed.Store, name) for name in ("set", "add", "append", "compare_set"))]:
         setattr(owner, name, before(getattr(owner, name), exchanged))
     from torch.distributed.algorithms.join import Join
 
     Join.__enter__ = before(Join.__enter__, joined)  # type: ignore[method-assign]
+
+
+def _watch_sharding(recorder: Recorder) -> None:
+    """Replace `fully_shard`, before the script imports it."""
+    from torch.distributed import fsdp
+
+    shard = fsdp.fully_shard
+    begins, ends = recorder.guard(recorder.sharding_begins), recorder.guard(recorder.sharding_ends)
+
+    @functools.wraps(shard)
+    def recorded(module: Any, *arguments: Any, **named: Any) -> Any:
+        begins(module)
+        made = shard(module, *arguments, **named)
+        ends(module)
+        return made
+
+    fsdp.fully_shard = recorded

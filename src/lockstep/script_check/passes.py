@@ -6,6 +6,7 @@ record of an evaluation is sent when training goes on, with the number of calls 
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections import deque
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_INDICES = 200_000  # of one pass in a record
+MAX_FILES = 1000  # opened since the last backward pass
 MAX_CONTENTS = 1000  # samples of loader processes that are compared with those of a later pass
 
 
@@ -65,6 +67,8 @@ class PassRecorder(TorchHooks):
         self._last: Pass | None = None  # the one that delivered the last batch
         # Without a backward pass yet: evaluations whose results may still be exchanged, and batches read ahead.
         self._ended: list[Pass] = []
+        self._written: set[str] = set()  # files, since the last backward pass
+        self._read: set[str] = set()
         self._contents: dict[tuple[Any, ...], str] = {}  # of samples of loader processes
 
     def send(self, event: str, **content: Any) -> None:
@@ -83,6 +87,7 @@ class PassRecorder(TorchHooks):
             "cycles": fingerprints.is_cycling(),
             "length": _length(data),
             "data": fingerprints.of_data(data),
+            "classes": fingerprints.of_classes(data),
             "items": fingerprints.of_data(data, in_order=False) if parts else "",
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
@@ -163,6 +168,14 @@ class PassRecorder(TorchHooks):
         if self._last is not None:
             self._last.trains = True
         self._send_ended()
+        self._written.clear()
+        self._read.clear()
+
+    def file_is_opened(self, path: Any, mode: Any) -> None:
+        if isinstance(path, (str, bytes, os.PathLike)) and isinstance(mode, str):
+            files = self._read if set("wax+").isdisjoint(mode) else self._written
+            if len(files) < MAX_FILES:
+                files.add(os.path.abspath(os.fsdecode(path)))
 
     def results_are_exchanged(self, *_: Any, **__: Any) -> None:
         self.exchanges += 1
@@ -170,9 +183,10 @@ class PassRecorder(TorchHooks):
 
     def _send_ended(self, first: int = 0) -> None:
         """Send the records of the passes from `first` on."""
+        files = {"written": [*self._written.copy()], "read": [*self._read.copy()]}  # threads may open others
         for each in self._ended[first:]:
             exchanges = self.results - each.exchanges + ("mpi4py" in sys.modules)  # read of evaluations only
-            self.send("epoch", **each.record, is_evaluation=not each.trains, exchanges=exchanges)
+            self.send("epoch", **each.record, is_evaluation=not each.trains, exchanges=exchanges, **files)
             self.epochs += each.trains and each.record["is_complete"]
         del self._ended[first:]
 

@@ -10,11 +10,13 @@ Records, each one line: `optimizer` (its parameters, once), `step` (each outermo
 from __future__ import annotations
 
 import functools
+import os
+import socket
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,7 @@ class SinceStep:
     bare_call: str = ""  # the line of a call that bypasses DDP
     inputs: list[str] = field(default_factory=list)  # of the model
     modes: str = ""  # of the modules of the last model before a backward pass: 1: training
+    files: list[tuple[str, str]] = field(default_factory=list)  # that were saved: the line, and host and path
     saved: tuple[str, str] = ("", "")  # where batch norm's running averages were saved, and their fingerprint
     before: str = ""  # the weights
     gradients: list[str | None] = field(default_factory=list)
@@ -84,6 +87,9 @@ class Recorder(PassRecorder):
         self._joins = False
         self._norms: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # with running averages
         self._states: dict[str, str] = {}  # of generators of random numbers, before the model's first call in a step
+        self._loads: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # lines that loaded weights
+        self._sharded: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # their weights just then
+        self._whole_weights: list[str] = []  # before each was sharded
         self._modes, self._has_fsdp = "", False  # of the modules of the last model called; whether it is FSDP's
 
     def hook_fails(self, error: Exception) -> None:
@@ -156,7 +162,7 @@ class Recorder(PassRecorder):
         level = self._depth.steps = steps_on_stack() if getattr(self._depth, "steps", 0) else 1
         parameters = parameters_of(optimizer)
         if level == 1:
-            self._since.before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))
+            self._since.before = _fingerprint(parameters)
             if optimizer not in self._optimizers:
                 self._introduce(optimizer, parameters)
             self._outer = [id(parameter) for parameter in parameters]
@@ -166,9 +172,21 @@ class Recorder(PassRecorder):
         self._since.projection = fingerprints.project(gradients)
         self._since.gradients = [None if each is None else fingerprints.of_tensor(each) for each in gradients]
 
+    def weights_are_loaded(self, module: Any, *_: Any, **__: Any) -> None:
+        self._loads[module] = line_of_script()
+
+    def sharding_begins(self, modules: Any) -> None:
+        whole = (each for module in _listed(modules) for each in module.parameters() if not is_sharded(each))
+        self._whole_weights.append(_fingerprint(whole))
+
+    def sharding_ends(self, modules: Any) -> None:
+        self._sharded.update((module, _fingerprint(module.parameters())) for module in _listed(modules))
+
     def _introduce(self, optimizer: Any, parameters: list[Any]) -> None:
         if not self._optimizers:
             self._watch_hvd()
+        ids = set(map(id, parameters))
+        loads = [line for module, line in self._loads.items() if not ids.isdisjoint(map(id, module.parameters()))]
         self._optimizers[optimizer] = len(self._optimizers)
         self.send(
             "optimizer",
@@ -183,6 +201,9 @@ class Recorder(PassRecorder):
             has_hvd=has_hvd(),
             has_local_sgd=not LOCAL_SGD.isdisjoint(sys.modules),
             joined=is_joined(),
+            loaded=loads[0] if loads else "",
+            before_sharding=fingerprints.digest(*self._whole_weights),
+            as_sharded=all(_fingerprint(module.parameters()) == own for module, own in self._sharded.items()),
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters],
         )
 
@@ -227,8 +248,12 @@ class Recorder(PassRecorder):
         found = [fingerprints.of_tensor(norm.running_mean) for norm in self._norms]
         return fingerprints.digest(*found) if found else ""
 
-    def is_saved(self, content: Any, *_: Any, **__: Any) -> None:
-        if self._norms and _has_averages(content):
+    def is_saved(self, obj: Any = None, f: Any = None, *_: Any, **__: Any) -> None:
+        name = getattr(f, "name", f)
+        if isinstance(name, (str, os.PathLike)) and os.fspath(name) != os.devnull:
+            self.file_is_opened(name, "w")
+            self._since.files.append((line_of_script(), f"{socket.gethostname()}:{os.path.realpath(name)}"))
+        if self._norms and _has_averages(obj):
             self._since.saved = (line_of_script(), self._averages())
 
     def finish(self) -> None:
@@ -236,7 +261,7 @@ class Recorder(PassRecorder):
         if self._is_off:
             return
         super().finish()
-        self.send("end", error="")
+        self.send("end", error="", files=self._since.files)
         self._is_off = True
 
 
@@ -275,6 +300,15 @@ def _has_averages(content: Any, depth: int = 0) -> bool:
     if isinstance(content, Mapping) and depth < fingerprints.MAX_DEPTH:
         return any(str(key).endswith("running_mean") or _has_averages(content[key], depth + 1) for key in content)
     return isinstance(content, torch.nn.Module)
+
+
+def _listed(modules: Any) -> list[Any]:
+    return modules if isinstance(modules, list) else [modules]
+
+
+def _fingerprint(parameters: Iterable[Any]) -> str:
+    """Return the fingerprint of this worker's parts of parameters; those on the meta device are left out."""
+    return fingerprints.digest(*(fingerprints.of_tensor(_whole(each)) for each in parameters if not each.is_meta))
 
 
 def _whole(parameter: Any) -> Any:

@@ -21,6 +21,7 @@ SAME_WEIGHTS = "the weights stay equal after each step"
 SAME_SETTINGS = "the optimizers have the same settings"
 ONE_MEAN = "gradients are averaged once"
 SAME_AVERAGES = "batch norm's running averages that are saved are of all workers"
+ONE_WRITER = "each file is saved by one worker"
 SAME_MODE = "the models are in the same mode, of training or evaluation"
 QUESTIONS = (SAME_START, SAME_WEIGHTS, SAME_SETTINGS, ONE_MEAN)
 MIN_STEPS = 3  # whose gradients have the wrong scale
@@ -29,6 +30,7 @@ MAKE_LATER = "make the optimizer of the model that computes the loss, after full
 TOGETHER = "decide on all workers together, for example by an all_reduce of the condition"
 ONCE = "divide the sum of the workers' gradients by their number, once; DistributedDataParallel has done so"
 WRAP = "wrap the model: model = DistributedDataParallel(model)"
+LOAD = "load them on each worker, or by set_model_state_dict() with broadcast_from_rank0=True"
 BEGIN = "load or initialize the same weights on each worker, such as torch.manual_seed(0) before the model is made"
 
 
@@ -102,7 +104,7 @@ def judge_replicas(records: Records) -> list[Finding]:
     if optimizers and all(each.is_idle for each in optimizers):
         text = f"nothing is trained: no parameter of an optimizer had a gradient in {len(optimizers[0].steps)} steps"
         answers[1] = Finding(SAME_WEIGHTS, "no", text, optimizers[0].made[0]["line"], MAKE_LATER)
-    return [*answers, _same_mode(records), _same_averages(records)]
+    return [*answers, _same_mode(records), _same_averages(records), _one_writer(records)]
 
 
 def _optimizers(records: Records) -> Iterator[Trained]:
@@ -146,12 +148,27 @@ def _trains_alone(made: Sequence[Record], steps: Sequence[Sequence[Record]]) -> 
 
 def _same_start(trained: Trained) -> Finding:
     if not trained.places:
-        return Finding(SAME_START, "not seen", "each worker has its own part of the weights")
+        return _loaded_alone(trained) or Finding(SAME_START, "not seen", "each worker has its own part of the weights")
     if unequal := trained.different(trained.made):
         count = f"{len(unequal)} of {len(trained.places)} parameters differ before the first step"
         return Finding(SAME_START, "no", f"{count}, first {trained.name(unequal[0])}", trained.made[0]["line"], BEGIN)
     own = f"; {len(trained.local)} more are each worker's own, first {trained.local[0]}" if trained.local else ""
     return Finding(SAME_START, "yes", f"{len(trained.places)} parameters{own}")
+
+
+def _loaded_alone(trained: Trained) -> Finding | None:
+    """Return the finding if some workers loaded weights, and the parts of others are of those from before."""
+    loaded = [made for made in trained.made if made["loaded"]]
+    others = [made for made in trained.made if not made["loaded"]]
+    is_whole = are_equal([made["before_sharding"] for made in trained.made]) and all(
+        each["as_sharded"] for each in loaded
+    )
+    if not loaded or not others or is_whole or not all(made["as_sharded"] for made in others):
+        return None
+    text = (
+        f"only {ranks([each['rank'] for each in loaded])} loaded weights, and the others keep their parts of what was"
+    )
+    return Finding(SAME_START, "no", text, loaded[0]["loaded"], LOAD)
 
 
 def _same_weights(trained: Trained) -> Finding:
@@ -305,3 +322,17 @@ def _same_averages(records: Records) -> Finding:
                 fix = "use SyncBatchNorm, or average the buffers of all workers before they are saved"
                 return Finding(SAME_AVERAGES, "hint", "each worker averages over its own batches", where, fix)
     return Finding(SAME_AVERAGES, "yes" if compared else "not seen", "" if compared else "none were saved")
+
+
+def _one_writer(records: Records) -> Finding:
+    """Compare the files that the workers save by torch.save between the same two steps."""
+    is_seen = False
+    for row in (row for event in ("step", "end") for row in rows_of(events(records, event).values())):
+        files = [dict(map(reversed, each.get("files", ()))) for each in row]  # the lines, by path
+        for path in sorted(set().union(*files)):
+            is_seen, writers = True, [rank for rank, own in enumerate(files) if path in own]
+            if len(writers) > 1:
+                text = f"{ranks(writers)} write {path.rpartition('/')[2]} at the same time"
+                fix = "save it on one worker, or give each a name of its own; state_dict() of sharded models is for all"
+                return Finding(ONE_WRITER, "no", text, files[writers[0]][path], fix)
+    return Finding(ONE_WRITER, "yes" if is_seen else "not seen", "" if is_seen else "none was saved by torch.save")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from statistics import fmean
 from typing import Any
 
@@ -23,7 +24,8 @@ SAME_LENGTH = "an epoch has equally many batches on each worker"
 SAME_SHARE = "all samples weigh the same in the loss"
 EVALUATED = "evaluations are of all data"
 AUGMENTED = "random augmentation differs between the workers"
-QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_LENGTH, SAME_SHARE, AUGMENTED, EVALUATED)
+SAME_CLASSES = "each class has the same number on all workers"
+QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_CLASSES, SAME_LENGTH, SAME_SHARE, AUGMENTED, EVALUATED)
 SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader"
 SHARE_OUT = "let each process read its own part in the data set's __iter__: torch.utils.data.get_worker_info()"
 SAME_ORDER = "make them alike on all workers: sort files and sets, and seed what shuffles or splits them"
@@ -46,6 +48,7 @@ def judge_samples(records: Records) -> list[Finding]:
         _others(steps, trained),
         _new_order(records),
         _all_samples(trained),
+        _same_classes(passes),
         _same_length(trained, "or join()" if joins else "or a loader starts again" if _cycles(records) else ""),
         _same_share(steps, trained, joins),
         _augmented(trained),
@@ -187,6 +190,22 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
     return Finding(ALL_SAMPLES, "yes" if whole else "not seen", whole or unseen)
 
 
+def _same_classes(passes: Sequence[Sequence[Record]]) -> Finding:
+    """Compare the numbers of data sets with the same classes."""
+    is_seen = False
+    for each in passes:
+        for name in each[0]["classes"]:
+            known = [one["classes"].get(name, ("", rank)) for rank, one in enumerate(each)]
+            if are_equal([classes for classes, _ in known]):
+                is_seen = True
+                if not are_equal(known):
+                    fix = "sort the names: sorted(os.listdir(folder)), sorted(set(names))"
+                    return Finding(SAME_CLASSES, "no", f"{name} has another order on a worker", each[0]["line"], fix)
+    return Finding(
+        SAME_CLASSES, "yes" if is_seen else "not seen", "" if is_seen else "no data set has names of classes"
+    )
+
+
 def _joins(records: Records) -> bool:
     """Whether workers with fewer batches may take part in the steps of the others: by `Join`, or with hvd."""
     joined = any(step["joins"] for own in events(records, "step").values() for step in own)
@@ -257,15 +276,20 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
             detail = f"{unread:,} of {length:,} samples are left out"
             return Finding(EVALUATED, "no", detail, each[0]["line"], SAMPLER)
         if any(one["exchanges"] == 0 for one in each):
-            detail = (
-                f"each worker evaluates a part ({len(rows[0]):,} of {length:,} samples), and no results are added up"
-            )
-            return Finding(EVALUATED, "no", detail, each[0]["line"], REDUCE)
+            part = f"each worker evaluates a part ({len(rows[0]):,} of {length:,} samples)"
+            if _pass_files(each):
+                return Finding(EVALUATED, "not seen", f"{part}, and one reads a file of another, perhaps its results")
+            return Finding(EVALUATED, "no", f"{part}, and no results are added up", each[0]["line"], REDUCE)
         twice = sum(map(len, rows)) - union
         filled = f"; {twice:,} are read twice to fill batches: do not count them" if twice else ""
         return Finding(EVALUATED, "yes", f"{union:,} samples, in parts{filled}")
     unseen = "no complete evaluation of data that all workers share"
     return Finding(EVALUATED, "yes" if alone else "not seen", alone or unseen)
+
+
+def _pass_files(each: Sequence[Record]) -> bool:
+    """Whether a worker has read a file that another one has written, in or after an evaluation."""
+    return any({*one["written"]} & {*other["read"]} for one, other in permutations(each, 2))
 
 
 def _evaluated_by_one(records: Records) -> str:
