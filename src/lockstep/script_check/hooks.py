@@ -17,6 +17,7 @@ EXCHANGES = (
     *("all_reduce", "reduce", "all_gather", "all_gather_object", "gather", "gather_object", "reduce_scatter"),
     *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "isend", "send"),
 )
+COPIES = ("broadcast", "scatter")
 
 
 def record(rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) -> Recorder:
@@ -27,11 +28,8 @@ def record(rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) ->
     attach(recorder)
     torch.save = before(torch.save, recorder.guard(recorder.is_saved))
     _watch_modules(recorder)
-    if torch.distributed.is_available():
-        _watch_exchanges(recorder)
-        _watch_sharding(recorder)
-    opens = recorder.guard(recorder.file_is_opened)
-    sys.addaudithook(lambda event, details: opens(*details[:2]) if event == "open" and not recorder.is_off else None)
+    _watch_exchanges(recorder)
+    sys.addaudithook(partial(_count_files, recorder))
     return recorder
 
 
@@ -74,9 +72,12 @@ def _watch_exchanges(recorder: Recorder) -> None:
     """Count calls that may exchange the results of an evaluation."""
     from torch import distributed
 
+    if not distributed.is_available():
+        return
     exchanged, joined = recorder.guard(recorder.results_are_exchanged), recorder.guard(recorder.joins)
-    for name in EXCHANGES:
-        function = before(getattr(distributed, name), exchanged)
+    copied = recorder.guard(recorder.is_copied)
+    for name in (*EXCHANGES, *COPIES):
+        function = before(getattr(distributed, name), copied if name in COPIES else exchanged)
         setattr(distributed, name, function)
         setattr(distributed.distributed_c10d, name, function)  # the operations that P2POp allows
     from torch.distributed import _functional_collectives
@@ -89,18 +90,6 @@ def _watch_exchanges(recorder: Recorder) -> None:
     Join.__enter__ = before(Join.__enter__, joined)  # type: ignore[method-assign]
 
 
-def _watch_sharding(recorder: Recorder) -> None:
-    """Replace `fully_shard`, before the script imports it."""
-    from torch.distributed import fsdp
-
-    shard = fsdp.fully_shard
-    begins, ends = recorder.guard(recorder.sharding_begins), recorder.guard(recorder.sharding_ends)
-
-    @functools.wraps(shard)
-    def recorded(module: Any, *arguments: Any, **named: Any) -> Any:
-        begins(module)
-        made = shard(module, *arguments, **named)
-        ends(module)
-        return made
-
-    fsdp.fully_shard = recorded
+def _count_files(recorder: Recorder, event: str, details: Any) -> None:
+    """Receive an audit event of Python."""
+    recorder.files += event == "open" and isinstance(details[1], str) and not set("wax+").isdisjoint(details[1])

@@ -6,7 +6,6 @@ record of an evaluation is sent when training goes on, with the number of calls 
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections import deque
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 MAX_INDICES = 200_000  # of one pass in a record
-MAX_FILES = 1000  # opened since the last backward pass
 MAX_CONTENTS = 1000  # samples of loader processes that are compared with those of a later pass
 
 
@@ -37,6 +35,7 @@ class Pass:
     is_beside: bool = False  # a backward pass has run between its first and last batch
     trains: bool = False  # a backward pass has run since its first batch
     exchanges: int = 0  # of this worker before its first batch
+    files: int = 0  # that it opened to write into, before that
     calls: int = 0  # of models before its last batch
 
     @property
@@ -54,6 +53,7 @@ class PassRecorder(TorchHooks):
     Attributes:
         exchanges: Calls that exchange tensors with other workers, so far.
         results: Those that may exchange results: outside of the calls of sharded models.
+        files: Files that were opened to write into.
         epochs: Complete passes that trained.
         calls: Calls of models so far.
         last_optimizer: The number of the optimizer that took the last step; -1 before the first.
@@ -61,14 +61,12 @@ class PassRecorder(TorchHooks):
 
     def __init__(self, rank: int, send: Callable[[dict[str, Any]], None]) -> None:
         self._rank, self._send_record = rank, send
-        self.exchanges = self.results = self.epochs = self.calls = 0
+        self.exchanges = self.results = self.files = self.epochs = self.calls = 0
         self.last_optimizer, self._is_in_shards = -1, False
         self._running: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._last: Pass | None = None  # the one that delivered the last batch
         # Without a backward pass yet: evaluations whose results may still be exchanged, and batches read ahead.
         self._ended: list[Pass] = []
-        self._written: set[str] = set()  # files, since the last backward pass
-        self._read: set[str] = set()
         self._contents: dict[tuple[Any, ...], str] = {}  # of samples of loader processes
 
     def send(self, event: str, **content: Any) -> None:
@@ -115,7 +113,7 @@ class PassRecorder(TorchHooks):
         if current is None:
             return
         if not current.has_begun:
-            current.exchanges = self.results
+            current.exchanges, current.files = self.results, self.files
         self._last, current.calls, record = current, self.calls, current.record
         indices = current.requested.popleft() if current.requested else None
         record["sizes"].append(first_length(batch) if indices is None else len(indices))
@@ -168,14 +166,6 @@ class PassRecorder(TorchHooks):
         if self._last is not None:
             self._last.trains = True
         self._send_ended()
-        self._written.clear()
-        self._read.clear()
-
-    def file_is_opened(self, path: Any, mode: Any) -> None:
-        if isinstance(path, (str, bytes, os.PathLike)) and isinstance(mode, str):
-            files = self._read if set("wax+").isdisjoint(mode) else self._written
-            if len(files) < MAX_FILES:
-                files.add(os.path.abspath(os.fsdecode(path)))
 
     def results_are_exchanged(self, *_: Any, **__: Any) -> None:
         self.exchanges += 1
@@ -183,10 +173,15 @@ class PassRecorder(TorchHooks):
 
     def _send_ended(self, first: int = 0) -> None:
         """Send the records of the passes from `first` on."""
-        files = {"written": [*self._written.copy()], "read": [*self._read.copy()]}  # threads may open others
         for each in self._ended[first:]:
             exchanges = self.results - each.exchanges + ("mpi4py" in sys.modules)  # read of evaluations only
-            self.send("epoch", **each.record, is_evaluation=not each.trains, exchanges=exchanges, **files)
+            self.send(
+                "epoch",
+                **each.record,
+                is_evaluation=not each.trains,
+                exchanges=exchanges,
+                files=self.files - each.files,
+            )
             self.epochs += each.trains and each.record["is_complete"]
         del self._ended[first:]
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +88,7 @@ class Recorder(PassRecorder):
         self._norms: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()  # with running averages
         self._states: dict[str, str] = {}  # of generators of random numbers, before the model's first call in a step
         self._loads: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # lines that loaded weights
-        self._sharded: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # their weights just then
-        self._whole_weights: list[str] = []  # before each was sharded
+        self._copies = False  # tensors from one worker to others
         self._modes, self._has_fsdp = "", False  # of the modules of the last model called; whether it is FSDP's
 
     def hook_fails(self, error: Exception) -> None:
@@ -162,7 +161,7 @@ class Recorder(PassRecorder):
         level = self._depth.steps = steps_on_stack() if getattr(self._depth, "steps", 0) else 1
         parameters = parameters_of(optimizer)
         if level == 1:
-            self._since.before = _fingerprint(parameters)
+            self._since.before = fingerprints.digest(*map(fingerprints.of_tensor, map(_whole, parameters)))
             if optimizer not in self._optimizers:
                 self._introduce(optimizer, parameters)
             self._outer = [id(parameter) for parameter in parameters]
@@ -175,12 +174,8 @@ class Recorder(PassRecorder):
     def weights_are_loaded(self, module: Any, *_: Any, **__: Any) -> None:
         self._loads[module] = line_of_script()
 
-    def sharding_begins(self, modules: Any) -> None:
-        whole = (each for module in _listed(modules) for each in module.parameters() if not is_sharded(each))
-        self._whole_weights.append(_fingerprint(whole))
-
-    def sharding_ends(self, modules: Any) -> None:
-        self._sharded.update((module, _fingerprint(module.parameters())) for module in _listed(modules))
+    def is_copied(self, tensor: Any = None, *_: Any, **__: Any) -> None:
+        self._copies |= hasattr(tensor, "is_floating_point") and tensor.is_floating_point()
 
     def _introduce(self, optimizer: Any, parameters: list[Any]) -> None:
         if not self._optimizers:
@@ -202,8 +197,7 @@ class Recorder(PassRecorder):
             has_local_sgd=not LOCAL_SGD.isdisjoint(sys.modules),
             joined=is_joined(),
             loaded=loads[0] if loads else "",
-            before_sharding=fingerprints.digest(*self._whole_weights),
-            as_sharded=all(_fingerprint(module.parameters()) == own for module, own in self._sharded.items()),
+            copies=self._copies,
             weights=[fingerprints.of_tensor(_whole(each)) for each in parameters],
         )
 
@@ -251,7 +245,7 @@ class Recorder(PassRecorder):
     def is_saved(self, obj: Any = None, f: Any = None, *_: Any, **__: Any) -> None:
         name = getattr(f, "name", f)
         if isinstance(name, (str, os.PathLike)) and os.fspath(name) != os.devnull:
-            self.file_is_opened(name, "w")
+            self.files += 1
             self._since.files.append((line_of_script(), f"{socket.gethostname()}:{os.path.realpath(name)}"))
         if self._norms and _has_averages(obj):
             self._since.saved = (line_of_script(), self._averages())
@@ -300,15 +294,6 @@ def _has_averages(content: Any, depth: int = 0) -> bool:
     if isinstance(content, Mapping) and depth < fingerprints.MAX_DEPTH:
         return any(str(key).endswith("running_mean") or _has_averages(content[key], depth + 1) for key in content)
     return isinstance(content, torch.nn.Module)
-
-
-def _listed(modules: Any) -> list[Any]:
-    return modules if isinstance(modules, list) else [modules]
-
-
-def _fingerprint(parameters: Iterable[Any]) -> str:
-    """Return the fingerprint of this worker's parts of parameters; those on the meta device are left out."""
-    return fingerprints.digest(*(fingerprints.of_tensor(_whole(each)) for each in parameters if not each.is_meta))
 
 
 def _whole(parameter: Any) -> Any:

@@ -157,17 +157,11 @@ def _same_start(trained: Trained) -> Finding:
 
 
 def _loaded_alone(trained: Trained) -> Finding | None:
-    """Return the finding if some workers loaded weights, and the parts of others are of those from before."""
+    """Return the finding if some workers loaded weights and the others neither did so nor got copies."""
     loaded = [made for made in trained.made if made["loaded"]]
-    others = [made for made in trained.made if not made["loaded"]]
-    is_whole = are_equal([made["before_sharding"] for made in trained.made]) and all(
-        each["as_sharded"] for each in loaded
-    )
-    if not loaded or not others or is_whole or not all(made["as_sharded"] for made in others):
+    if not loaded or not loaded[0]["has_shards"] or all(made["loaded"] or made["copies"] for made in trained.made):
         return None
-    text = (
-        f"only {ranks([each['rank'] for each in loaded])} loaded weights, and the others keep their parts of what was"
-    )
+    text = f"only {ranks([made['rank'] for made in loaded])} loaded weights, and each worker has its own part of them"
     return Finding(SAME_START, "no", text, loaded[0]["loaded"], LOAD)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import permutations
 from statistics import fmean
 from typing import Any
 
@@ -277,19 +276,14 @@ def _evaluated(passes: Sequence[Sequence[Record]], records: Records) -> Finding:
             return Finding(EVALUATED, "no", detail, each[0]["line"], SAMPLER)
         if any(one["exchanges"] == 0 for one in each):
             part = f"each worker evaluates a part ({len(rows[0]):,} of {length:,} samples)"
-            if _pass_files(each):
-                return Finding(EVALUATED, "not seen", f"{part}, and one reads a file of another, perhaps its results")
+            if all(one["files"] for one in each):
+                return Finding(EVALUATED, "not seen", f"{part}, and writes files, perhaps with its results")
             return Finding(EVALUATED, "no", f"{part}, and no results are added up", each[0]["line"], REDUCE)
         twice = sum(map(len, rows)) - union
         filled = f"; {twice:,} are read twice to fill batches: do not count them" if twice else ""
         return Finding(EVALUATED, "yes", f"{union:,} samples, in parts{filled}")
     unseen = "no complete evaluation of data that all workers share"
     return Finding(EVALUATED, "yes" if alone else "not seen", alone or unseen)
-
-
-def _pass_files(each: Sequence[Record]) -> bool:
-    """Whether a worker has read a file that another one has written, in or after an evaluation."""
-    return any({*one["written"]} & {*other["read"]} for one, other in permutations(each, 2))
 
 
 def _evaluated_by_one(records: Records) -> str:
