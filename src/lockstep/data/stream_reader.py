@@ -146,7 +146,7 @@ class FileSource:
         """Return each training image's crop, and which images are flipped."""
         draws = Draws(self._seed, request.epoch or 0, request.samples)
         crop = RandomCrop(draws, self._config.min_crop)
-        cuts = [partial(crop.box, position) for position in range(len(request.samples))]
+        cuts: list[Cut] = [partial(crop.box, position) for position in range(len(request.samples))]
         return cuts, mirrored(draws, self._config) & self._config.flip
 
     def labels(self, request: BatchRequest) -> Indices:
