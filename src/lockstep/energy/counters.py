@@ -5,7 +5,7 @@ have the first source that can be read. RAPL's packages include their cores; `in
 `psys` includes them. What other jobs use of a CPU or a node is included.
 
 Sources: the kernel's Documentation/power/powercap and Documentation/hwmon, NVML's nvmlDeviceGetTotalEnergyConsumption,
-amdsmi_get_energy_count.
+amdsmi_get_energy_count; of a GPU's use nvmlDeviceGetUtilizationRates, and gpu_busy_percent in Documentation/gpu/amdgpu.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ FILES = (
 class EnergyCounter(NamedTuple):
     """A counter of the joules used by one of `KINDS`, at the PCI address if it is a GPU. Its name is that on its host.
 
-    It starts again at 0 after `range_joules`, if that is not 0.
+    It starts again at 0 after `range_joules`, if that is not 0. `busy` reads in which share of the last moment the GPU
+    computed anything; None: unknown.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class EnergyCounter(NamedTuple):
     read: Callable[[], float]
     range_joules: float = 0.0
     address: str = ""
+    busy: Callable[[], float] | None = None
 
 
 Found = tuple[list[EnergyCounter], list[str]]  # the counters to read, and what cannot be read, with the reason
@@ -111,7 +113,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-Readers = dict[str, Callable[[], float]]  # by PCI address
+Readers = dict[str, tuple[Callable[[], float], Callable[[], float] | None]]  # of energy and use, by PCI address
 
 
 def _nvidia(nvml: Any) -> Readers:
@@ -121,7 +123,10 @@ def _nvidia(nvml: Any) -> Readers:
     def read(handle: Any) -> float:
         return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * 1e-3  # from millijoules
 
-    return {nvml.nvmlDeviceGetPciInfo(each).busId: partial(read, each) for each in handles}
+    def busy(handle: Any) -> float:
+        return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+
+    return {nvml.nvmlDeviceGetPciInfo(each).busId: (partial(read, each), partial(busy, each)) for each in handles}
 
 
 def _amd(smi: Any) -> Readers:
@@ -131,7 +136,8 @@ def _amd(smi: Any) -> Readers:
         found = smi.amdsmi_get_energy_count(handle)  # in units of so many microjoules; ROCm 5 names it "power"
         return float(found.get("energy_accumulator", found.get("power")) * found["counter_resolution"]) * 1e-6
 
-    return {smi.amdsmi_get_gpu_device_bdf(each): partial(read, each) for each in smi.amdsmi_get_processor_handles()}
+    handles = smi.amdsmi_get_processor_handles()
+    return {smi.amdsmi_get_gpu_device_bdf(each): (partial(read, each), None) for each in handles}
 
 
 LIBRARIES: tuple[tuple[str, str, str, Callable[[Any], Readers]], ...] = (
@@ -149,12 +155,14 @@ def _of_libraries(root: Path, wanted: Collection[str] | None) -> Found:
         except Exception as error:  # also the library's own
             unread.append(f"GPU: {module} ({source}): {error}")
             continue
-        for address, read in listed.items():
+        for address, (read, busy) in listed.items():
             name = f"GPU {(plain := plain_address(address))}"
             try:
                 if wanted is None or plain in wanted:
                     read()
-                    found.append(EnergyCounter("gpu", name, read, address=plain))
+                    files = root.glob(f"sys/bus/pci/devices/{plain}.*/gpu_busy_percent")  # of AMD's driver
+                    busy = next((partial(_read, path, 0.01) for path in files), busy)
+                    found.append(EnergyCounter("gpu", name, read, address=plain, busy=busy))
             except Exception as error:  # the library's own, such as for GPUs before Volta
                 unread.append(f"{name}: {error}")
     return found, unread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from lockstep.energy.counters import EnergyCounter, Found
 
@@ -68,12 +69,26 @@ class EnergyMeter:
         self.update()
         sums: dict[str, float] = {}
         for counter in self.counters:
-            if gpus is None or counter.kind != "gpu" or (counter.address in gpus if counter.address else gpus):
+            if _is_used(counter, gpus):
                 sums[counter.kind] = sums.get(counter.kind, 0.0) + self.joules[counter.name]
                 self.joules[counter.name] = 0.0
         return sums
+
+    def gpu_use(self, gpus: Collection[str] | None = None) -> list[float]:
+        """Return in which share of the last moment the GPUs at these PCI addresses computed, of those that show it."""
+        found = []
+        for counter in self.counters:
+            if counter.busy and _is_used(counter, gpus):
+                with suppress(Exception):  # a library's own
+                    found.append(counter.busy())
+        return found
 
     def take_unread(self) -> list[str]:
         """Return what is not counted, and has not been returned before."""
         unread, self.unread = self.unread, []
         return unread
+
+
+def _is_used(counter: EnergyCounter, gpus: Collection[str] | None) -> bool:
+    """Return whether to count for the GPUs at these PCI addresses; None: for all."""
+    return gpus is None or counter.kind != "gpu" or (counter.address in gpus if counter.address else bool(gpus))

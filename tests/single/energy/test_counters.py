@@ -86,6 +86,9 @@ class _Nvml:
     def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
         return SimpleNamespace(busId=f"00000000:{16 * handle + 0xA:02X}:00.0")
 
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=40 + handle, memory=7)
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
         if handle == 2:
             raise RuntimeError("Not Supported")
@@ -134,15 +137,20 @@ def test_only_the_gpus_in_use_are_counted(
     found, problems = find_counters(gpus, root)
     of_gpus = [counter for counter in found if counter.kind == "gpu"]
     assert [counter.name for counter in of_gpus] == names
+    assert [counter.busy() for counter in of_gpus if counter.busy] == [0.4, 0.41][: len(names)]
     assert sum(counter.read() for counter in of_gpus) == pytest.approx(joules)
     assert problems == unread
 
 
 @pytest.mark.parametrize("name", ["energy_accumulator", "power"])
-def test_amds_counter_is_in_joules(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amds_counter_is_in_joules_beside_the_drivers_use(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", _Amd(name))  # type: ignore[arg-type]
-    found, unread = find_counters(["0000:c1:00"], write_counters(tmp_path, PACKAGES | {"dev/kfd": ""}))
+    files = PACKAGES | {"dev/kfd": "", "sys/bus/pci/devices/0000:c1:00.0/gpu_busy_percent": 37}
+    found, unread = find_counters(["0000:c1:00"], write_counters(tmp_path, files))
     assert (found[-1].name, found[-1].read(), unread) == ("GPU 0000:c1:00", pytest.approx(30.6), [])
+    assert [counter.busy() for counter in found if counter.busy] == [0.37]
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

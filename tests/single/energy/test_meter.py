@@ -67,3 +67,14 @@ def test_a_gpu_counts_from_the_start_once_it_is_known() -> None:
     assert meter.take(set()) == {"cpu": 1.0}
     assert meter.take({"0"}) == {"cpu": 2.0, "gpu": 30.0}
     assert meter.take() == {"cpu": 3.0, "gpu": 630.0}
+
+
+def test_the_use_of_the_gpus_in_use_is_read_as_far_as_it_is_known() -> None:
+    def fails() -> float:
+        raise OSError("gone")
+
+    uses = {"0": lambda: 0.25, "1": lambda: 0.75, "2": fails, "3": None}
+    meter = EnergyMeter(([EnergyCounter("gpu", name, float, 0.0, name, use) for name, use in uses.items()], []))
+    assert meter.gpu_use() == [0.25, 0.75]
+    assert meter.gpu_use({"1", "2", "3"}) == [0.75]
+    assert meter.gpu_use(set()) == []
