@@ -30,6 +30,7 @@ PREFIX = "lockstep-bed"
 NAMESPACES = Path("/run/netns")
 SUBNET = "10.213.7"
 HEAD = "head"
+CABLE = "cable0"  # between two hosts
 
 # Variables of the test process that would be wrong on the bed's hosts.
 _NOT_THE_HOSTS = ("OMP_NUM_THREADS", "SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
@@ -103,6 +104,7 @@ class Bed:
         self._switch = f"{self._id}-switch"
         self._sshds: dict[str, subprocess.Popen[bytes]] = {}
         self._hidden: list[tuple[str, Path]] = []
+        self._cables: list[str] = []  # the namespaces that have one end
 
     @property
     def ssh_options(self) -> str:
@@ -140,7 +142,10 @@ class Bed:
         """Restore the hosts: every link up and unlimited, no process running, no temporary files."""
         for name, path in self._hidden:
             _run([*self._in_mounts(name), "umount", str(path)])
+        for space in self._cables:
+            _ip("-n", space, "link", "delete", CABLE)
         self._hidden.clear()
+        self._cables.clear()
         for name in self.addresses:
             self.link_up(name)
             self.limit(name, "")
@@ -210,13 +215,22 @@ class Bed:
         """Plug the host in again."""
         _ip("-n", self._switch, "link", "set", self._port(name), "up")
 
+    def limit_link(self, name: str, other: str, rate: str) -> None:
+        """Limit what a host sends to another one, over a cable of their own, until the bed is reset."""
+        own, peer = self.namespace(name), self.namespace(other)
+        _ip("-n", own, "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", peer)
+        for space in (own, peer):
+            _ip("-n", space, "link", "set", CABLE, "up")
+        _run(["tc", "-n", own, "qdisc", "add", "dev", CABLE, "root", *_shape(rate)])
+        _ip("-n", own, "route", "add", f"{self.addresses[other]}/32", "dev", CABLE, "src", self.addresses[name])
+        self._cables.append(own)
+
     def limit(self, name: str, rate: str) -> None:
         """Limit what a host sends and receives to a rate in tc's format, such as 100mbit; "" removes the limit."""
         for space, device in ((self.namespace(name), self.interfaces[name]), (self._switch, self._port(name))):
             subprocess.run(["tc", "-n", space, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
             if rate:
-                shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
-                _run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", *shape])
+                _run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", *_shape(rate)])
 
     def _port(self, name: str) -> str:
         return f"port-{name}"
@@ -334,6 +348,10 @@ def _signal(process: psutil.Process, number: int) -> bool:
     except psutil.Error:
         return False
     return True
+
+
+def _shape(rate: str) -> list[str]:
+    return ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
 
 
 def _ip(*words: str) -> None:

@@ -84,6 +84,26 @@ NO_STATE, NO_IO = TrainedState(), IoTotals()
 
 
 @dataclass(frozen=True)
+class LinkUse:
+    """What a worker has sent to an address of another host since its last report.
+
+    Args:
+        own, peer: Checksums of the two addresses.
+        bytes_per_second: What the peer has acknowledged.
+        busy: Share of the time in which sent data was not acknowledged.
+        resent: Segments that were sent again.
+        round_trip: In microseconds.
+    """
+
+    own: int
+    peer: int
+    bytes_per_second: int
+    busy: float
+    resent: int
+    round_trip: int
+
+
+@dataclass(frozen=True)
 class ObservedSteps:
     """The steps of a process so far, and its last report for comparing workers.
 
@@ -101,6 +121,7 @@ class ObservedSteps:
         facts: About the program.
         state: The newest fingerprints of what is trained.
         io: The I/O of the process and its children, if it is recorded.
+        links: What it has sent to other hosts, in the last report.
     """
 
     steps: int = 0
@@ -117,6 +138,7 @@ class ObservedSteps:
     facts: ProgramFacts = NO_FACTS
     state: TrainedState = NO_STATE
     io: IoTotals = NO_IO
+    links: tuple[LinkUse, ...] = ()
 
     @property
     def steps_per_second(self) -> float:
@@ -135,7 +157,7 @@ class ObservedSteps:
         return {phase: seconds / self.timed_steps for phase, seconds in pairs if seconds and self.timed_steps}
 
     def plus(self, other: ObservedSteps, sign: int = 1) -> ObservedSteps:
-        """Return the sums of both; with sign -1, the differences. Without reports, states and I/O."""
+        """Return the sums of both; with sign -1, the differences. Without reports, states, links and I/O."""
         samples = None
         if self.samples is not None or (other.samples is not None and sign > 0):
             samples = (self.samples or 0) + sign * (other.samples or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from lockstep.diagnosis.explanation import ranks_text
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps
@@ -42,6 +42,7 @@ class Straggler:
         oversubscribed: Whether their machine had more busy threads than cores, so that nothing else need be wrong.
     """
 
+    kind: ClassVar[str] = "straggler"  # of its record
     ranks: tuple[int, ...]
     host: str
     phase: str

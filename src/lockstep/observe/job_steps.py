@@ -10,18 +10,19 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from lockstep.config.run_paths import typed_command
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps, transfer_seconds
 from lockstep.diagnosis.oversubscription import BusyCores
-from lockstep.diagnosis.stragglers import ReportComparison, rounded, spread_of
+from lockstep.diagnosis.stragglers import ReportComparison, Straggler, rounded, spread_of
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import append_record
 from lockstep.files.io_totals import OF_NODE, IoTotals
 from lockstep.files.jsonl import RecordWriter
 from lockstep.files.output import say
+from lockstep.observe.link_comparison import LinkComparison, SlowLink
 from lockstep.script_check.state_comparison import StateComparison
 
 RECORDS = "metrics.jsonl"
@@ -74,8 +75,9 @@ class JobSteps:
         self._io: dict[tuple[int, int], IoTotals] = {}  # what is recorded, by rank and process
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
         self._comparison, self._states = ReportComparison(hosts), StateComparison(len(hosts))
+        self._links = LinkComparison(hosts)
         self._start = self._recorded = self._totals()
-        self._busy_cores = BusyCores()
+        self._busy_cores, self._gpu_use = BusyCores(), list[float]()
         self._recorded_time = time.monotonic()
 
     def begin(self, hosts: Sequence[str]) -> None:
@@ -91,7 +93,7 @@ class JobSteps:
         self._record("run", about | self.where)
 
     def add(self, processes: Sequence[ProcessSteps], oversubscribed: bool) -> None:
-        """Add steps of workers of a host, which may be oversubscribed: name slow workers, and write a record if due."""
+        """Add steps of workers of a host, which may be oversubscribed: name what is slow, and write a record if due."""
         for each in processes:
             if each.rank >= len(self._processes):
                 continue
@@ -111,15 +113,21 @@ class JobSteps:
                 self._record("finding", {"text": finding})
                 self.findings.append(finding)
         if 1 < len(self._met) == len(self._processes) == len(newest):
-            for straggler in self._comparison.compare(newest, self._oversubscribed):
-                say(f"lockstep: {straggler.describe()}; {straggler.advice}")
-                self._record("straggler", asdict(straggler))
-                self.stragglers.append(asdict(straggler))
+            stragglers = self._comparison.compare(newest, self._oversubscribed)
+            self.stragglers += map(asdict, stragglers)
+            self._name([*stragglers, *self._links.compare(newest)])
         if not self._has_begun and len(newest) == len(self._processes):
             self._has_begun = True
+            self._gpu_use.clear()
             self._record_energy(0)  # of the start of the workers
         if time.monotonic() - self._recorded_time >= self._record_seconds:
             self._record_steps()
+
+    def _name(self, found: Sequence[Straggler | SlowLink]) -> None:
+        for each in found:
+            say(f"lockstep: {each.describe()}; {each.advice}")
+            fields = asdict(each).items()  # as lists, which those read who explain the kept records
+            self._record(each.kind, {name: [*value] if isinstance(value, tuple) else value for name, value in fields})
 
     def _record_io(self, process: ProcessSteps) -> None:
         """Record the I/O of a worker's process since the last record, and that of each host's devices once."""
@@ -193,13 +201,16 @@ class JobSteps:
                 "phase_spread": {phase: spread_of(each) for phase, each in columns.items()},
                 "phase_seconds": {phase: rounded(each) for phase, each in columns.items()},
                 "busy_cores": self._busy_cores.take(),
+                **({"gpu_use": round(fmean(self._gpu_use), 3)} if self._gpu_use else {}),
             },
         )
+        self._gpu_use.clear()
         self._record_energy(sum(steps.interval_samples for steps in new) if len(rates) == len(new) else 0)
 
-    def add_energy(self, joules: Mapping[str, float], unread: Sequence[str]) -> None:
-        """Add what a host has used since it was added last, and what is not counted there."""
+    def add_energy(self, joules: Mapping[str, float], unread: Sequence[str], gpu_use: Sequence[float] = ()) -> None:
+        """Add what a host has used since it was added last, what is not counted there, and how busy its GPUs are."""
         self.joules.update(joules)
+        self._gpu_use += gpu_use
         if new := [line for line in unread if line not in self.not_counted]:
             self.not_counted += new
             self._record("energy", {"joules": {}, "unread": new})

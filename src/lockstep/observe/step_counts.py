@@ -28,6 +28,7 @@ from lockstep.diagnosis.observed_steps import (
 )
 from lockstep.diagnosis.phases import Phases
 from lockstep.files.io_totals import IoTotals
+from lockstep.observe.tcp_links import LinkReader
 from lockstep.script_check.parameters import parameters_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class StepCounts:
     def begin_generation(self, board: Board | None) -> None:
         """Count from 0, on a board of this generation of the workers."""
         self.board, self.published, self.io = board, ObservedSteps(), IoTotals()
-        self.steps = 0
+        self.steps, self._links = 0, LinkReader()
         self._told_samples: int | None = None
         self._last = self._written = 0.0  # when the last step ended, and the last one that is published
         self._reported = time.monotonic()
@@ -114,6 +115,7 @@ class StepCounts:
         if self._first_step[1]:
             return False
         self._first_step, self._written = (self._last, self.steps, self.samples), self._last
+        self._links.take()
         return True
 
     @property
@@ -134,6 +136,7 @@ class StepCounts:
         if is_due:
             usual = usual_seconds(self._unreported)
             before = replace(before, report=before.report + 1, report_steps=len(self._unreported), report_seconds=usual)
+            before = replace(before, links=self._links.take())
             self._reported = self._last
             self._unreported.clear()
         totals = total_seconds(steps)

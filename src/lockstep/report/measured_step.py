@@ -10,6 +10,7 @@ from typing import NamedTuple
 from lockstep.diagnosis.observed_steps import NO_FACTS, ProgramFacts
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, names
 from lockstep.diagnosis.stragglers import medians_of_others, slows_others
+from lockstep.observe.link_comparison import SlowLink
 
 COMPUTE = ("forward", "backward", "metrics", "optimizer")
 FORWARD_PASSES = 2.0  # that a backward pass on a CPU takes
@@ -24,6 +25,8 @@ class MeasuredStep:
         phases: For each phase, the seconds per step of each rank.
         transfer_seconds: The waiting of the last worker in a step; None: the smallest mean waiting of a worker.
         difference: By which share two halves of the run, or the repeats, differ; infinity: unknown.
+        gpu_use: Share of the time in which the GPUs computed anything; None: unknown.
+        slow_links: Links that are slower than the others.
     """
 
     phases: Mapping[str, Sequence[float]]
@@ -33,6 +36,8 @@ class MeasuredStep:
     steps: int
     hosts: int = 1
     facts: ProgramFacts = NO_FACTS
+    gpu_use: float | None = None
+    slow_links: Sequence[SlowLink] = ()
 
     @property
     def workers(self) -> int:
@@ -92,6 +97,13 @@ class MeasuredStep:
     @property
     def is_on_cpu(self) -> bool:
         return self.facts.device in ("cpu", "")
+
+    @property
+    def idle_share(self) -> float:
+        """The share of the time in which GPUs compute nothing, and no wait for data, workers or GPU explains it."""
+        if self.gpu_use is None or self.is_on_cpu or not self.seconds:
+            return 0.0
+        return 1 - self.gpu_use - (self.data_wait + self.of(WAITING) + self.facts.host_wait) / self.seconds
 
     @property
     def fixed_seconds(self) -> float:

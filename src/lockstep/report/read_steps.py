@@ -36,7 +36,9 @@ def measured_in(records: RunRecords, config: Mapping[str, Any] | None = None) ->
         phases, transfer, steps = records.worker_phases(), None, min(steps, int(records.timed_steps))
         totals = [rate for _, rate in records.steps.points("images_per_second")]
         facts = _facts_in(records, config or {})
-    return MeasuredStep(phases, transfer, _difference(totals), len(totals), steps, hosts, facts) if phases else None
+    use, links = median(records.gpu_use) if records.gpu_use else None, tuple(records.slow_links)
+    found = MeasuredStep(phases, transfer, _difference(totals), len(totals), steps, hosts, facts, use, links)
+    return found if phases else None
 
 
 def _facts_in(records: RunRecords, config: Mapping[str, Any]) -> ProgramFacts:
@@ -88,6 +90,7 @@ def _of_repeats(repeats: Sequence[Record], workers: int) -> MeasuredStep | None:
     rates = [rate for each in repeats if (rate := rate_of(each))]
     if not all(by_rank) or not rates:
         return None
+    used = [use for each in repeats if (use := number(each, "utilization")) is not None]
     transfers = [waited for each in repeats if (waited := number(each, "transfer_seconds")) is not None]
     return MeasuredStep(
         _medians(by_rank),
@@ -97,6 +100,7 @@ def _of_repeats(repeats: Sequence[Record], workers: int) -> MeasuredStep | None:
         sum(count(each, "measured_steps") or 0 for each in repeats),
         count(repeats[-1], "nodes") or 1,
         facts_of(mapping(repeats[-1], "program")),
+        median(used) if used else None,
     )
 
 

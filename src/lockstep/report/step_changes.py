@@ -29,6 +29,7 @@ MAX_PROCESSES = 16
 MIN_FREE_CORES = 0.25  # with fewer, more loader processes only take the cores of other work
 SERIAL_SHARE = 0.05  # of computing, which more threads do not shorten
 PASSES = 4
+IDLE = 0.5  # share of the time in which a GPU computes nothing, and no known wait explains it
 LARGER = ("accumulate", "batch")  # changes that increase the samples of a step
 COMPRESS = {
     "ddp": "send 16-bit gradients (DDP's bf16_compress_hook; in lockstep train --compress bf16)",
@@ -62,8 +63,9 @@ class ProposedChange:
 def best_changes(step: MeasuredStep, slow: SlowRank | None) -> tuple[ProposedChange, ...]:
     """Return the changes that save most, if that is worth it, and more than the measurements differ."""
     found = [each for each in possible_changes(step, slow) if each.gain >= _least(each, step) and each.low >= CERTAIN]
-    waits = _host_waits(step)
-    return (*sorted(found, key=lambda change: -change.gain)[: MAX_CHANGES - len(waits)], *waits)
+    links, others = _links(step), [*_host_waits(step), *_idle_gpu(step)][:1]
+    found = sorted(found, key=lambda change: -change.gain)[: MAX_CHANGES - len(links) - len(others)]
+    return (*links, *found, *others)
 
 
 def _host_waits(step: MeasuredStep) -> list[ProposedChange]:
@@ -74,6 +76,21 @@ def _host_waits(step: MeasuredStep) -> list[ProposedChange]:
     where = "such as in .item(), .cpu() or print(loss)"
     action = f"let the host run ahead of the GPU: it waits for the GPU {1e3 * seconds:.3g} ms of each step, {where}"
     return [ProposedChange("host waits", action)]
+
+
+def _idle_gpu(step: MeasuredStep) -> list[ProposedChange]:
+    """Return the advice to use fewer, larger kernels; what that saves depends on the program."""
+    if step.idle_share <= IDLE:
+        return []
+    action = "fewer, larger kernels, because starting them takes longer than they do: a larger batch per worker, "
+    return [ProposedChange("idle GPU", f"{action}torch.compile, or CUDA graphs (torch.compile's mode=reduce-overhead)")]
+
+
+def _links(step: MeasuredStep) -> list[ProposedChange]:
+    """Return the advice on a named link, which all workers of a ring wait for."""
+    if step.transfer < WORTH * step.seconds:
+        return []
+    return [ProposedChange("link", f"the {link.name}: {link.evidence}; {link.advice}") for link in step.slow_links[:1]]
 
 
 def _least(change: ProposedChange, step: MeasuredStep) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.errors import plural
 from lockstep.report.measured_step import MeasuredStep, SlowRank, find_slow_rank, parts_of_step
-from lockstep.report.step_changes import WORTH, ProposedChange, best_changes, percent
+from lockstep.report.step_changes import IDLE, WORTH, ProposedChange, best_changes, percent
 
 MAX_DIFFERENCE = 0.15  # of two halves of a run, or of repeats; with more there is no verdict
 MIN_STEPS = 50
@@ -23,7 +23,8 @@ TEXTS = {
     "would tell them apart",
     "other work": "other work bounds the step: {part} outside of loading, the two passes and the optimizer",
     "exchange": "the exchange of gradients bounds the step: {part}{bytes}",
-    "slow link": "a slow link bounds the step: {part} for the exchange{bytes}; to measure it: lockstep doctor -H HOSTS",
+    "slow link": "a slow link bounds the step: {part} for the exchange{bytes}{link}",
+    "idle GPU": "an idle GPU bounds the step: it computes in {busy} of the time, and no wait explains the rest",
     "slow worker": "one slow worker bounds the step: rank {rank} takes {part} longer than the others, mostly {where}",
     "uneven steps": "uneven steps bound it: {part} of waiting for the last worker, another one each time",
 }
@@ -73,8 +74,10 @@ def explain(step: MeasuredStep) -> StepVerdict:
 def _refine(part: str, step: MeasuredStep, parts: Mapping[str, float]) -> str:
     """Return the kind of bottleneck, given the longest part of the step."""
     facts = step.facts
-    if part == "exchange" and step.hosts > 1 and 0 < _rate(step) < SLOW_LINK:
+    if part == "exchange" and step.hosts > 1 and (step.slow_links or 0 < _rate(step) < SLOW_LINK):
         return "slow link"
+    if step.idle_share > IDLE and part in ("computing", "other work", "forward or other work"):
+        return "idle GPU"
     if part == "computing" and step.is_on_cpu and facts.threads * facts.local_workers > facts.cores > 0:
         return "threads"
     if part == "computing" and step.fixed_seconds > 0.5 * parts["computing"]:
@@ -95,6 +98,8 @@ def _figures(step: MeasuredStep, slow: SlowRank | None) -> dict[str, Any]:
         "threads": f", with {plural(facts.threads, 'thread')} on {plural(facts.cores, 'core')}"
         if facts.threads and step.is_on_cpu
         else "",
+        "link": "" if step.slow_links else "; to measure it: lockstep doctor -H HOSTS",
+        "busy": percent(step.gpu_use or 0.0),
         "local": facts.local_workers,
         "fixed": _milliseconds(step.fixed_seconds),
         "loader": loader.get(facts.loader_processes, f"with num_workers={facts.loader_processes}"),

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from lockstep.diagnosis.phases import RECORDED
 from lockstep.diagnosis.stragglers import Straggler
-from lockstep.files.jsonl import Record, count, counts, mapping, number, numbers, one_line, plausible
+from lockstep.files.jsonl import Record, count, counts, mapping, number, numbers, one_line, plausible, texts
 from lockstep.files.metric_records import RECENT, MetricRecords, Position, Split
+from lockstep.observe.link_comparison import SlowLink
 
 MAX_RANKS = 1_024  # of a straggler, which has the ranks of one host
-MAX_STRAGGLERS = 100  # per run
+MAX_STRAGGLERS = MAX_LINKS = 100  # per run
 MAX_INTERVALS = 100  # the newest
 
 
@@ -60,6 +61,14 @@ def read_straggler(record: Record) -> StragglerRecord | None:
     return StragglerRecord(tuple(sorted(set(ranks))), host, phase, seconds, others, step=step)
 
 
+def read_slow_link(record: Record) -> SlowLink | None:
+    """Return a `slow_link` record, or None if a field is missing or invalid."""
+    ends, evidence, rate = texts(record, "ends"), one_line(record.get("evidence")), number(record, "rate")
+    if not 1 <= len(ends) <= 2 or not evidence or rate is None or not 0 <= rate <= 1:
+        return None
+    return SlowLink(tuple(map(one_line, ends)), evidence, rate)
+
+
 class RunRecords(MetricRecords):
     """The records of a run, with those of its workers.
 
@@ -70,6 +79,8 @@ class RunRecords(MetricRecords):
         super().__init__(limit)
         self.stragglers: deque[StragglerRecord] = deque(maxlen=MAX_STRAGGLERS)
         self.straggler: StragglerRecord | None = None  # the newest of the last session
+        self.slow_links: deque[SlowLink] = deque(maxlen=MAX_LINKS)  # of the last session
+        self.gpu_use: deque[float] = deque(maxlen=MAX_INTERVALS)  # in the last records
         self.recent_phases: deque[dict[str, float]] = deque(maxlen=RECENT)  # medians of the last session's last steps
         self.by_rank: dict[str, list[float]] = {}  # a program's seconds per step in each phase, in the last record
         self.intervals: deque[dict[str, list[float]]] = deque(maxlen=MAX_INTERVALS)  # the same, in the last records
@@ -87,12 +98,14 @@ class RunRecords(MetricRecords):
             if straggler := read_straggler(record):
                 self.straggler = straggler
                 self.stragglers.append(straggler)
+        if record.get("kind") == "slow_link" and (link := read_slow_link(record)):
+            self.slow_links.append(link)
 
     def begin_session(self, record: Record) -> None:
         super().begin_session(record)
         self.straggler, self.program_facts = None, {}
-        self.recent_phases.clear()
-        self.intervals.clear()
+        for each in (self.slow_links, self.gpu_use, self.recent_phases, self.intervals):
+            each.clear()
         workers, step = count(record, "workers") or 0, count(record, "step")
         if workers != self._count:
             self._count, self.timed_steps, self._sums = workers, 0.0, {}
@@ -105,6 +118,8 @@ class RunRecords(MetricRecords):
         self.by_rank = phase_seconds(record, self._count) if "program" in self.start else {}
         if self.by_rank:
             self.intervals.append(self.by_rank)
+        if (use := number(record, "gpu_use")) is not None and 0 <= use <= 1:
+            self.gpu_use.append(use)
 
     def take_epoch(self, split: Split, position: Position, record: Record) -> None:
         super().take_epoch(split, position, record)

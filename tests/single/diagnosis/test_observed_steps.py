@@ -11,6 +11,7 @@ from lockstep.diagnosis.observed_steps import (
     NONE,
     PHASES,
     WAITS,
+    LinkUse,
     ObservedSteps,
     ProgramFacts,
     TrainedState,
@@ -20,6 +21,7 @@ from lockstep.diagnosis.observed_steps import (
 )
 from lockstep.diagnosis.phases import BEFORE_BACKWARD, WAITING, Phase, Phases
 from lockstep.files.io_totals import AMOUNTS, IoTotals
+from lockstep.observe.tcp_links import MAX_LINKS
 from lockstep.script_check.state_recorder import MAX_LINE
 
 SECONDS = tuple(float(number) for number in range(1, len(PHASES) + 1))
@@ -31,7 +33,10 @@ LONG_IO = IoTotals(SECOND, SECOND, (NUMBER,) * len(AMOUNTS))
 LONG_STATE = TrainedState(*(NUMBER,) * 10, True, False, False, SECOND, "\ufffd" * MAX_LINE)
 LONG_FACTS = ProgramFacts(*(NUMBER,) * 3, "hvd hook", *(NUMBER,) * 4, SECOND, "privateuseone", SECOND)
 LONG_TIMES = ((SECOND,) * number for number in (len(PHASES), len(PHASES), WAITS))
-LONGEST = ObservedSteps(*(NUMBER,) * 5, SECOND, *(NUMBER,) * 2, *LONG_TIMES, LONG_FACTS, LONG_STATE, LONG_IO)
+LONG_LINKS = (LinkUse(2**32 - 1, 2**32 - 1, 10**12, 0.123, 2**32 - 1, 2**32 - 1),) * MAX_LINKS
+LONGEST = ObservedSteps(
+    *(NUMBER,) * 5, SECOND, *(NUMBER,) * 2, *LONG_TIMES, LONG_FACTS, LONG_STATE, LONG_IO, LONG_LINKS
+)
 STEPS = ObservedSteps(30, 240, 29, 232, 28, 2.5, 3, 20, SECONDS, SECONDS[::-1], WAITED, FACTS, STATE)
 
 

@@ -69,7 +69,7 @@ def test_a_gpu_counts_from_the_start_once_it_is_known() -> None:
     assert meter.take() == {"cpu": 3.0, "gpu": 630.0}
 
 
-def test_the_use_of_the_gpus_in_use_is_read_as_far_as_it_is_known() -> None:
+def test_the_use_of_the_gpus_in_use_is_read() -> None:
     def fails() -> float:
         raise OSError("gone")
 

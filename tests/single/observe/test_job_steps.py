@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from disks import largest_file
 
-from lockstep.diagnosis.observed_steps import PHASES, WAITS, ObservedSteps, ProcessSteps, ProgramFacts, TrainedState
+from lockstep.diagnosis.observed_steps import (
+    PHASES,
+    WAITS,
+    LinkUse,
+    ObservedSteps,
+    ProcessSteps,
+    ProgramFacts,
+    TrainedState,
+)
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import job_io, worker_file
 from lockstep.files.io_totals import IoTotals
@@ -61,6 +69,34 @@ def test_a_slow_rank_is_named_once_and_recorded(tmp_path: Path, capsys: pytest.C
     assert 0 <= first["busy_cores"] <= (os.cpu_count() or 1)
     assert [record["step"] for record in others] == [50 * report for report in range(2, 9)]
     assert _records(tmp_path / "steps", "end")[0]["exit_code"] == 0
+
+
+def test_a_slow_link_is_named_once_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    steps.begin(["a", "b", "c"])
+    links = [LinkUse(rank, (rank + 1) % 3, 1_000_000, 0.01 if rank else 0.9, 7, 300) for rank in range(3)]
+    for report in range(1, 9):
+        processes, _ = _message(report, 0.01, 0.01, 0.01)
+        own = [replace(each.steps, links=(link,)) for each, link in zip(processes, links, strict=True)]
+        sent = [replace(each, steps=steps) for each, steps in zip(processes, own, strict=True)]
+        steps.add(sent, False)
+        assert ("link a -> b is slow" in capsys.readouterr().err) is (report == 3)
+    steps.close(0)
+    records = _records(tmp_path, "slow_link")
+    assert [(each["ends"], each["step"]) for each in records] == [(["a", "b"], 150)]
+    assert [each["ends"] for each in steps.kept if each["kind"] == "slow_link"] == [["a", "b"]]
+    assert records[0]["rate"] == pytest.approx(0.011, abs=0.001)
+
+
+def test_the_use_of_gpus_is_recorded_without_that_of_the_start(tmp_path: Path) -> None:
+    steps = JobSteps(PROGRAM, tmp_path)
+    steps.begin(["a"])
+    steps.add_energy({}, (), (0.9,))
+    for report, use in enumerate((0.5, 0.1, 0.3), start=1):
+        steps.add(*_message(report, 0.01))
+        steps.add_energy({}, (), (use, use + 0.1))
+    steps.close(0)
+    assert [each.get("gpu_use") for each in _records(tmp_path, "step")] == [None, 0.55, 0.15]
 
 
 def test_io_is_recorded_by_worker_and_devices_once_a_host(tmp_path: Path) -> None:

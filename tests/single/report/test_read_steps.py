@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +34,16 @@ def test_a_programs_usual_step_is_the_median_of_its_records() -> None:
     assert measured is not None
     assert measured.phases == {"forward": [0.1, 0.1], "backward": [0.4, 0.4], "reduction": [0.3, 0.2]}
     assert (measured.transfer, measured.difference, measured.hosts, measured.facts) == (0.15, 0.0, 2, FACTS)
+
+
+def test_the_use_of_gpus_and_slow_links_are_read() -> None:
+    records = _records(*[0.4] * 4)
+    for number, use in enumerate((0.2, 0.3, 0.9, math.nan), start=5):
+        records.take({"kind": "step", "step": 10 * number, "time_seconds": number, "gpu_use": use})
+    records.take({"kind": "slow_link", "ends": ["a", "b"], "evidence": "slow", "rate": 0.1})
+    measured = measured_in(records)
+    assert measured is not None
+    assert (measured.gpu_use, [link.ends for link in measured.slow_links]) == (0.3, [("a", "b")])
 
 
 def test_halves_of_a_run_are_compared() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lockstep.diagnosis.observed_steps import ProgramFacts
+from lockstep.observe.link_comparison import SlowLink
 from lockstep.report.measured_step import MeasuredStep, find_slow_rank
 from lockstep.report.step_changes import possible_changes
 from lockstep.report.step_verdict import explain
@@ -118,6 +120,36 @@ def test_the_bottleneck_and_the_best_change_are_named(measured: MeasuredStep, bo
     assert (verdict.bound, verdict.changes[0].kind if verdict.changes else "") == (bound, kind)
     assert len(verdict.lines) <= 3
     assert all(0 < each.low <= each.gain <= each.high < 1 for each in verdict.changes)
+
+
+def test_a_named_link_bounds_the_step_with_its_evidence() -> None:
+    link = SlowLink(("node1", "node2"), "0.1 Gbit/s", 0.1)
+    verdict = explain(replace(_slow_link(), slow_links=(link,)))
+    first, *changes = verdict.lines
+    assert first == "a slow link bounds the step: 400 ms of 530 ms (75 %) for the exchange, 40 MB at 800 Mbit/s"
+    assert changes[0] == f"  1. the link node1 -> node2: 0.1 Gbit/s; {link.advice}"
+    hidden = replace(_step(hosts=2, forward=100, backward=200, reduction=5), slow_links=(link,))
+    assert "node1" not in "".join(explain(hidden).lines)
+
+
+@pytest.mark.parametrize(
+    ("use", "milliseconds", "bound"),
+    [
+        (0.2, {"forward": 10, "backward": 20}, "idle GPU"),
+        (0.7, {"forward": 10, "backward": 20}, "computing"),
+        (None, {"forward": 10, "backward": 20}, "computing"),
+        (0.2, {"forward": 10, "backward": 20, "data_wait": 15}, "computing"),  # which explains a part
+        (0.1, {"forward": 10, "data_wait": 30}, "data"),
+        (0.1, {"forward": 10, "reduction": 30}, "exchange"),
+    ],
+)
+def test_an_idle_gpu_is_named_if_no_wait_explains_it(use: float | None, milliseconds: Any, bound: str) -> None:
+    facts = replace(FACTS, device="gpu", tensors=2, gradient_bytes=0)
+    verdict = explain(replace(_step(facts, **milliseconds), gpu_use=use))
+    assert verdict.bound == bound
+    assert ("idle GPU" in [change.kind for change in verdict.changes]) is (bound == "idle GPU")
+    waits = replace(_step(replace(facts, host_wait=0.02), **milliseconds), gpu_use=use)
+    assert explain(waits).bound != "idle GPU"
 
 
 @pytest.mark.parametrize("measured", SOUND.values(), ids=SOUND.keys())

@@ -6,7 +6,17 @@ import math
 
 import pytest
 
-from lockstep.report.worker_records import MAX_RANKS, StragglerRecord, phase_medians, phase_seconds, read_straggler
+from lockstep.observe.link_comparison import SlowLink
+from lockstep.report.worker_records import (
+    MAX_LINKS,
+    MAX_RANKS,
+    RunRecords,
+    StragglerRecord,
+    phase_medians,
+    phase_seconds,
+    read_slow_link,
+    read_straggler,
+)
 
 STRAGGLER = {"step": 150, "ranks": [3], "host": "b", "phase": "forward", "seconds": 0.052, "others_seconds": 0.031}
 NONSENSE = (None, "x", [], {}, True, -1, math.nan, math.inf, 10**400, 1e100)
@@ -42,3 +52,31 @@ def test_straggler_has_each_rank_once_in_order_with_its_host() -> None:
 @pytest.mark.parametrize("value", [None, [], {}, True, -1, "", math.nan, [-1], list(range(MAX_RANKS + 1))])
 def test_straggler_without_a_valid_field_is_dropped(field: str, value: object) -> None:
     assert read_straggler(STRAGGLER | {field: value}) is None
+
+
+def test_slow_links_of_the_last_session_are_kept() -> None:
+    link = {"kind": "slow_link", "ends": ["a\x1b[2J", "b"], "evidence": "0.1 Gbit/s", "rate": 0.1}
+    assert read_slow_link(link) == SlowLink(("a\ufffd[2J", "b"), "0.1 Gbit/s", 0.1)
+    records = RunRecords()
+    for number in range(2 * MAX_LINKS):
+        records.take(link | {"ends": [str(number)]})
+    assert len(records.slow_links) == MAX_LINKS
+    records.take_all([{"kind": "run"}, link])
+    assert [each.ends for each in records.slow_links] == [("a\ufffd[2J", "b")]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ends", []),
+        ("ends", ["a", "b", "c"]),
+        ("ends", 3),
+        ("evidence", ""),
+        ("rate", 1.1),
+        ("rate", None),
+        ("rate", -1),
+    ],
+)
+def test_slow_link_without_a_valid_field_is_dropped(field: str, value: object) -> None:
+    link = {"ends": ["a", "b"], "evidence": "0.1 Gbit/s", "rate": 0.1}
+    assert read_slow_link(link | {field: value}) is None

@@ -178,7 +178,7 @@ class JobRun:
 
     def _add_steps(self, message: StepsObserved) -> None:
         if self._steps and self._is_observed:
-            self._steps.add_energy(message.joules, message.unread)
+            self._steps.add_energy(message.joules, message.unread, message.gpu_use)
             self._steps.add(message.processes, message.oversubscribed)
 
     async def _states(self) -> list[tuple[str, WorkerState]]:

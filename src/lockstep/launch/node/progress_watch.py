@@ -113,7 +113,7 @@ class ProgressWatch:
                 self._energy.close()
 
     async def _send_steps(self, ranks: Set[int], is_last: bool = False) -> None:
-        """Send the steps observed so far, if there are new ones, and the energy that this host and its GPUs use."""
+        """Send the steps observed so far, if there are new ones, with what the host's hardware counts."""
         found = []
         for board in boards_in(self._folder):
             with suppress(OSError, ValueError):  # the worker has removed or truncated it
@@ -122,10 +122,11 @@ class ProgressWatch:
         if tuple(found) != self._observed or is_last:
             self._observed = tuple(found)
             oversubscribed = self._oversubscription is not None and self._oversubscription.check()
-            meter = self._energy
-            joules = await asyncio.to_thread(meter.take, set(self._gpus(ranks))) if meter else {}
+            meter, gpus = self._energy, set(self._gpus(ranks))
+            joules = await asyncio.to_thread(meter.take, gpus) if meter else {}
+            use = tuple(await asyncio.to_thread(meter.gpu_use, gpus)) if meter else ()
             unread = tuple(meter.take_unread() if meter else ())
-            await self._send(StepsObserved(self._observed, oversubscribed, joules, unread))
+            await self._send(StepsObserved(self._observed, oversubscribed, joules, unread, use))
 
     def _gpus(self, ranks: Set[int]) -> Iterator[str]:
         """Yield the PCI addresses of the GPUs of the workers with these ranks."""

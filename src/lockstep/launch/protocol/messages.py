@@ -17,7 +17,7 @@ from lockstep.errors import ConfigError, first_line
 from lockstep.files.untrusted import parse_json
 from lockstep.launch.plan.timings import Timings
 
-PROTOCOL = 18  # the version of these messages
+PROTOCOL = 19  # the version of these messages
 NO_MESSAGE = 79  # exit code of a node process that received no message
 LIMIT_BYTES = 1 << 26  # the states of 128 workers, each with 100 frames and 1,000 names of operations
 
@@ -260,12 +260,14 @@ class StepsObserved(Message):
         oversubscribed: Whether this host has more busy threads than cores.
         joules: The energy that this host has used since the last message, by kind.
         unread: Which energy is not counted, and why, if that is new.
+        gpu_use: In which share of the last moment each GPU that shows it was busy.
     """
 
     processes: tuple[ProcessSteps, ...]
     oversubscribed: bool
     joules: dict[str, float]
     unread: tuple[str, ...]
+    gpu_use: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

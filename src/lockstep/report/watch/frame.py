@@ -78,13 +78,15 @@ def _heading(view: RunView) -> list[Text]:
 
 
 def _straggler(view: RunView, width: int, height: int) -> list[Text]:
-    """Return the newest report of ranks that slow the others down, wrapped."""
-    found = view.metrics.straggler
-    if found is None:
-        return []
+    """Return the newest report of ranks that slow the others down, and of a slow link, wrapped."""
+    found, link = view.metrics.straggler, [*view.metrics.slow_links][-1:]
+    texts = [f"▲ step {found.step:,}: {found.describe()}"] if found else []
     most = MAX_STRAGGLER_LINES if height >= LOW else 1
-    text = f"▲ step {found.step:,}: {found.describe()}"
-    lines = wrap(text, max(width, MIN_WRAP), subsequent_indent="  ", max_lines=most, placeholder="…")
+    lines = [
+        line
+        for each in (*texts, *(f"▲ {each.describe()}" for each in link))
+        for line in wrap(each, max(width, MIN_WRAP), subsequent_indent="  ", max_lines=most, placeholder="…")
+    ]
     return [Text(line, style="yellow") for line in lines]
 
 

@@ -265,7 +265,8 @@ def test_the_energy_of_the_host_and_of_its_workers_gpus_is_sent(host: Host) -> N
     """Also without steps. Another job computes on the second GPU, whose worker has another rank."""
 
     def counter(kind: str, name: str, address: str = "") -> EnergyCounter:
-        return EnergyCounter(kind, name, itertools.count(0.0, 10.0).__next__, address=address)
+        read, busy = itertools.count(0.0, 10.0).__next__, (lambda: 0.3) if address else None
+        return EnergyCounter(kind, name, read, address=address, busy=busy)
 
     counters = [
         counter("cpu", "package-0"),
@@ -287,3 +288,4 @@ def test_the_energy_of_the_host_and_of_its_workers_gpus_is_sent(host: Host) -> N
     (message,) = host.sent
     assert isinstance(message, StepsObserved)
     assert (message.joules, message.unread) == ({"cpu": 10.0, "gpu": 10.0}, ("DRAM: a reason",))
+    assert message.gpu_use == (0.3,)
