@@ -8,6 +8,7 @@ epoch can start at any step. Iterable data sets are read whole by each worker, w
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import (
+    DataLoader,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -37,6 +39,7 @@ from lockstep.models.nested import map_tensors
 from lockstep.world import accelerator
 from lockstep.world.world import World
 
+OPTIONS = {*inspect.signature(DataLoader).parameters} - {"dataset"}
 OWN_GENERATORS = (
     "is random in a way that the loader cannot repeat: a sample or batch, made twice with the same seeds, differed. So "
     "its samples depend on the number of workers, and change when a run is resumed. In __getitem__ and collate_fn, "
@@ -98,7 +101,7 @@ class ExactLoader:
         self.ended: Callable[[], None] = lambda: None
         self.left: Callable[[], None] = lambda: None
         self.seed_step: Callable[[], None] | None = None
-        self._samples, self._names = samples, {*vars(self), "_samples", "_names"}
+        self._samples = samples
 
     def use_stream(self, *stream: int) -> None:
         """Draw other numbers in training than loaders of the same seed with other streams; none: those of the seed."""
@@ -210,7 +213,7 @@ class ExactLoader:
         self.begin(state["epoch"], state["step"])
 
     def __iter__(self) -> Iterator[Any]:
-        late = {*vars(self)} - self._names
+        late = OPTIONS & {*vars(self)}
         if late or self.dataset is not self._samples.dataset:
             raise ConfigError(
                 f"loader.{min(late, default='dataset')}: set too late to have an effect; make another loader with it"
@@ -221,10 +224,12 @@ class ExactLoader:
 
     def _pass(self) -> Iterator[Any]:
         """Yield once, then the batches. A pass that is left before these is over, too, as by `zip` in a resumed run."""
+        passes = self._passes
         try:
             yield None
         except GeneratorExit:
-            self.begin(self._epoch + 1 if self.sharding else 0)
+            if passes == self._passes:  # else, a later pass has begun
+                self.begin(self._epoch + 1 if self.sharding else 0)
             return
         epoch, start = self._epoch, self._start_step
         # Every evaluation has the same samples, so a resumed run's are those of an undisturbed one.

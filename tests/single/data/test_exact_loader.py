@@ -274,9 +274,19 @@ def test_a_generator_of_the_collate_function_is_named(
 @pytest.mark.parametrize("name", ["dataset", "collate_fn"])
 def test_attributes_that_are_set_too_late_are_refused(name: str) -> None:
     loader = _world().loader(Noisy(), 4)
+    loader.own = 1  # type: ignore[attr-defined]
+    next(iter(loader))
     setattr(loader, name, None)
     with pytest.raises(ConfigError, match=f"{name}: set too late"):
         next(iter(loader))
+
+
+def test_a_pass_that_never_began_ends_no_other() -> None:
+    loader = _world().loader(TensorDataset(torch.arange(8)), 4)
+    unused, batches = iter(loader), iter(loader)
+    next(batches)
+    del unused
+    assert loader.state_dict()["epoch"] == 0
 
 
 def test_a_number_from_a_generators_state_is_noticed(capfd: pytest.CaptureFixture[str]) -> None:
