@@ -5,12 +5,16 @@ They are between two steps, at the end of the loader's pass, and where the epoch
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.data.seeded_samples import digest_of
@@ -25,6 +29,10 @@ from lockstep.world.generations import HostsChangedError
 DIFFERS = (
     "{0}= differs between the workers: checkpoints have worker 0's, which a resumed run gives to all; to keep each, "
     "let its state_dict return world.gather(...) of them"
+)
+LOST = (
+    "an optimizer ({0}) takes steps, but checkpoints do not have its state: pass it, too, by a name of your "
+    "choice, to save it"
 )
 
 
@@ -46,10 +54,15 @@ class SavePoints:
         self._session, self._records, self._gradients, self._held = session, records, gradients, held
         self.is_optimized, self.is_counted, self.is_late = False, True, False
         self._has_asked = self._is_stopping = self._has_compared = False
+        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that have taken a step
 
     def note_optimizer(self, *_: Any) -> None:
         """Note that an optimizer takes a step: its pre hook."""
         self.is_optimized = True
+
+    def note_any_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note one that has taken a step, of the run or not: the post hook of all."""
+        self._optimizers.add(optimizer)
 
     def count_step(self) -> None:
         self.is_optimized, self.is_counted = False, True
@@ -69,12 +82,13 @@ class SavePoints:
         if durably and not self._has_compared:
             self._has_compared = True
             self._compare()
+            self._session.say([LOST.format(type(each).__name__) for each in self._lost()])
         self._session.save(best, durably)
         self.is_late = self.is_late and not durably
 
     def _compare(self) -> None:
         """Say which states of the program's own differ between the workers. Collective."""
-        of_workers = nn.Module | torch.optim.Optimizer | ExactLoader
+        of_workers = nn.Module | Optimizer | ExactLoader
         states = {name: each for name, each in self._session.described.states.items() if name}
         own = {name: each.state_dict() for name, each in states.items() if not isinstance(each, of_workers)}
         digests = {
@@ -83,6 +97,18 @@ class SavePoints:
         }
         rows = self._session.world.gather(digests)
         self._session.say([DIFFERS.format(name) for name in own if len({row[name] for row in rows}) > 1])
+
+    def _lost(self) -> list[Optimizer]:
+        """Return the optimizers of which no checkpoint has the state."""
+        known, inner = set[int](), list[Any]()
+        for each in self._session.described.states.values():
+            if isinstance(each, ZeroRedundancyOptimizer):
+                inner += [each, each.optim]  # its state_dict is collective
+            elif not isinstance(each, nn.Module | ExactLoader):
+                inner.append(each)
+                known |= _places([each.state_dict()])
+        others = [each for each in self._optimizers if all(each is not other for other in inner)]
+        return [each for each in others if not _places(each.state.values()) <= known]
 
     def holds_gradients(self) -> bool:
         """Return whether gradients wait for an optimizer step; those that a counted step leaves do not."""
@@ -131,3 +157,9 @@ class SavePoints:
         world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
         end_stopped(world.rank_info, str(stop))
         raise stop
+
+
+def _places(states: Iterable[Any]) -> set[int]:
+    """Return where in memory the tensors are."""
+    tensors = [each for state in states for each in leaves(state) if isinstance(each, torch.Tensor)]
+    return {(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in tensors}

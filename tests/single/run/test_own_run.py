@@ -356,12 +356,40 @@ def _keep(world: World, folder: Path) -> None:
     run = own.run(folder, mine=Kept(torch.full((2,), world.rank)), shared=Kept([1, torch.ones(2)]))
     for _ in run.epochs(2):
         run.step()
+    run.close()
 
 
 def test_states_that_differ_are_named_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_in_workers(2, _keep, tmp_path)
     lines = capfd.readouterr().err.splitlines()
     assert [line.partition("=")[0] for line in lines if "differs between the workers" in line] == ["lockstep: mine"]
+
+
+class Around(torch.optim.SGD):
+    """An optimizer that has another one, which takes its steps, as Lookahead and SAM do."""
+
+    def __init__(self, model: nn.Module, momentum: float, stores: bool):
+        super().__init__(model.parameters(), lr=0.1)
+        self.inner, self.stores = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum), stores
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+    def state_dict(self) -> Any:
+        return super().state_dict() | ({"inner": self.inner.state_dict()} if self.stores else {})
+
+
+@pytest.mark.parametrize(("momentum", "stores", "count"), [(0.9, False, 1), (0.9, True, 0), (0.0, False, 0)])
+def test_an_optimizer_that_no_checkpoint_has_is_named(
+    momentum: float, stores: bool, count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world, model = TrainingWorld(RankInfo(), torch.device("cpu")), nn.Linear(2, 1)
+    run = world.run(tmp_path, model=model, optimizer=(optimizer := Around(model, momentum, stores)))
+    for _ in run.epochs(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        run.step()
+    assert capfd.readouterr().err.count("an optimizer (SGD) takes steps, but checkpoints") == count
 
 
 @pytest.mark.parametrize("value", [np.float32(1), [np.int64(1)], {"a": {"b": np.bool_(True)}}])
