@@ -49,8 +49,11 @@ class Node:
     def end(self) -> None:
         async def close() -> None:
             self.workers.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # until the sockets are closed
 
         asyncio.run_coroutine_threadsafe(close(), self._loop).result(scaled(LIMIT_SECONDS))
         self._loop.call_soon_threadsafe(self._loop.stop)

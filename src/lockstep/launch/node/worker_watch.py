@@ -156,7 +156,8 @@ class StayingWorkers:
         try:
             # Cancelled at the end of this process, where asyncio would otherwise print a traceback.
             with suppress(OSError, ValueError, TimeoutError, LookupError, TypeError, asyncio.CancelledError):
-                hello = parse_json(await asyncio.wait_for(reader.readline(), INTRODUCTION_SECONDS))
+                async with asyncio.timeout(INTRODUCTION_SECONDS):  # wait_for can lose a cancellation
+                    hello = parse_json(await reader.readline())
                 if not secrets.compare_digest(str(hello["secret"]), self._secret):
                     return
                 if int(hello["worker"]) in self._lines:  # a process that the worker has started has its variables, too

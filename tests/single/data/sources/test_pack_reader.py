@@ -231,12 +231,6 @@ def test_a_damaged_pack_is_refused_by_name(packed: Path, spoil: Callable[[Path],
         raise DataError("\n".join(inspection.run(inspection.plan(packed), 1, lambda count: None)))
 
 
-def test_packs_that_name_their_source_are_read(packed: Path) -> None:
-    manifest = Manifest.read(packed)
-    _manifest(lambda values: values.update(source="5e1f"), "")(packed)
-    assert Manifest.read(packed) == manifest
-
-
 def test_a_pack_without_its_description_is_not_packed_over(folder: Path, packed: Path) -> None:
     words = _empty_manifest(packed)
     with pytest.raises(ConfigError, match="already exists"):
