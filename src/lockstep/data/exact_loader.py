@@ -228,7 +228,7 @@ class ExactLoader:
         try:
             yield None
         except GeneratorExit:
-            if passes == self._passes:  # else, a later pass has begun
+            if passes == self._passes:  # else, a later pass has started
                 self.begin(self._epoch + 1 if self.sharding else 0)
             return
         epoch, start = self._epoch, self._start_step
