@@ -33,7 +33,13 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("limited", "ends"), [("a link", [["node2", "node1"]]), ("a host", [["node2"]]), ("all hosts", []), ("none", [])]
+    ("limited", "ends"),
+    [
+        ("a link", [["node2", "node1"]]),
+        ("all hosts", []),
+        pytest.param("a host", [["node2"]], marks=pytest.mark.long),
+        pytest.param("none", [], marks=pytest.mark.long),
+    ],
 )
 def test_the_slow_link_is_named(
     limited: str, ends: list[list[str]], bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
