@@ -24,13 +24,13 @@ class SlowLink:
     Args:
         ends: The sending and the receiving host, or the one host to which all slow links lead.
         evidence: What was measured.
-        rate: Its rate as a share of the other links' median; 1: unknown.
+        rate: Its rate as a share of the other links' median.
     """
 
     kind: ClassVar[str] = "slow_link"  # of its record
     ends: tuple[str, ...]
     evidence: str
-    rate: float = 1.0
+    rate: float
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ Each worker stores its part of sharded tensors (FSDP2's), and any number of work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import ConfigError
 from lockstep.models.buffers import load_state
-from lockstep.models.nested import map_tensors
+from lockstep.models.nested import leaves, map_tensors
 from lockstep.models.optimizer_state import load_keeping_flags
 from lockstep.run.checkpoints.sharded import StoredTensor, restored_as, shard_of
 from lockstep.run.checkpoints.snapshot import Tensors, TensorShard, split_state
@@ -223,6 +223,12 @@ def _sharded_as(parameter: torch.Tensor | None, value: Any) -> Any:
     if isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == parameter.shape:
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value
+
+
+def places_of(states: Iterable[Any]) -> set[int]:
+    """Return where in memory the tensors are."""
+    tensors = [each for state in states for each in leaves(state) if isinstance(each, torch.Tensor)]
+    return {(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in tensors}
 
 
 class Extra(dict[str, Any]):

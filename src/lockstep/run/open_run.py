@@ -23,10 +23,9 @@ from lockstep.data.exact_loader import ExactLoader
 from lockstep.data.shares import Shares
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import say
-from lockstep.models.nested import leaves
 from lockstep.observe.io_sampling import IoSampler
 from lockstep.run.messages import name_arguments
-from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded
+from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded, places_of
 from lockstep.run.position import LoopPosition
 from lockstep.run.random_state import RandomState
 from lockstep.run.records.run_folder import holding_run
@@ -128,8 +127,7 @@ def check_stored(state: Mapping[str, Any]) -> None:
     for name, each in state.items():
         groups = each.param_groups if isinstance(each, Optimizer) else []
         if lost := [parameter for group in groups for parameter in group["params"] if id(parameter) not in held]:
-            parts = [part for other in others for part in leaves(other.state_dict()) if isinstance(part, torch.Tensor)]
-            if {parameter.data_ptr() for parameter in lost} <= {part.data_ptr() for part in parts}:
+            if places_of([lost]) <= places_of(other.state_dict() for other in others):
                 continue
             raise ConfigError(
                 f"{name}= trains {plural(len(lost), 'parameter')} that checkpoints would lose, such as one of shape "

@@ -5,12 +5,10 @@ They are between two steps, at the end of the loader's pass, and where the epoch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -22,6 +20,7 @@ from lockstep.launch.worker_exit import end_stopped
 from lockstep.models.nested import leaves
 from lockstep.run.accumulation import UnusedGradients
 from lockstep.run.figures import LoopRecords
+from lockstep.run.named_states import places_of
 from lockstep.run.position import LoopPosition
 from lockstep.run.session import Session, divides
 from lockstep.world.generations import HostsChangedError
@@ -106,9 +105,9 @@ class SavePoints:
                 inner += [each, each.optim]  # its state_dict is collective
             elif not isinstance(each, nn.Module | ExactLoader):
                 inner.append(each)
-                known |= _places([each.state_dict()])
+                known |= places_of([each.state_dict()])
         others = [each for each in self._optimizers if all(each is not other for other in inner)]
-        return [each for each in others if not _places(each.state.values()) <= known]
+        return [each for each in others if not places_of(each.state.values()) <= known]
 
     def holds_gradients(self) -> bool:
         """Return whether gradients wait for an optimizer step; those that a counted step leaves do not."""
@@ -157,9 +156,3 @@ class SavePoints:
         world.barrier()  # when one worker exits, the launcher stops the others, which may still be writing
         end_stopped(world.rank_info, str(stop))
         raise stop
-
-
-def _places(states: Iterable[Any]) -> set[int]:
-    """Return where in memory the tensors are."""
-    tensors = [each for state in states for each in leaves(state) if isinstance(each, torch.Tensor)]
-    return {(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in tensors}
