@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.data.seeded_samples import digest_of
@@ -53,15 +55,16 @@ class SavePoints:
         self._session, self._records, self._gradients, self._held = session, records, gradients, held
         self.is_optimized, self.is_counted, self.is_late = False, True, False
         self._has_asked = self._is_stopping = self._has_compared = False
-        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that have taken a step
+        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that have taken a step, of the run or not
 
     def note_optimizer(self, *_: Any) -> None:
         """Note that an optimizer takes a step: its pre hook."""
         self.is_optimized = True
 
-    def note_any_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        """Note one that has taken a step, of the run or not: the post hook of all."""
-        self._optimizers.add(optimizer)
+    def note_optimizers(self) -> RemovableHandle:
+        """Note each optimizer of the process that takes a step, by a hook that keeps none, nor a run that was left."""
+        noted = self._optimizers
+        return register_optimizer_step_post_hook(lambda optimizer, *_: noted.add(optimizer))
 
     def count_step(self) -> None:
         self.is_optimized, self.is_counted = False, True

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import CheckpointError, ConfigError, DataError
@@ -76,7 +75,7 @@ class TrainingRun:
         self._gradients = UnusedGradients(session.described.models, optimizers)
         self._passes = StepPasses(session, loader, self._gradients)
         self._points = SavePoints(session, self._records, self._gradients, self.held)
-        self.held.callback(register_optimizer_step_post_hook(self._points.note_any_optimizer).remove)
+        self.held.callback(self._points.note_optimizers().remove)
         for optimizer in optimizers:
             self.held.callback(optimizer.register_step_pre_hook(self._points.note_optimizer).remove)
             self.held.callback(optimizer.register_step_post_hook(self._gradients.mark_used).remove)
