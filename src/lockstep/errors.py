@@ -47,6 +47,12 @@ def plural(number: int | str, noun: str) -> str:
     return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
 
+def bit_rate(bits_per_second: float) -> str:
+    """Return the rate of a link with its unit."""
+    value, unit = (bits_per_second / 1e9, "G") if bits_per_second >= 999.5e6 else (bits_per_second / 1e6, "M")
+    return f"{value:.3g} {unit}bit/s"
+
+
 def reached_limit(error: BaseException) -> str:
     """Return which limit for open files the system has reported, and how to raise it; "" for other errors."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
 from lockstep.diagnosis import publisher
-from lockstep.errors import ConfigError, LockstepError, first_line
+from lockstep.errors import ConfigError, LockstepError, bit_rate, first_line
 from lockstep.files.untrusted import printable
 from lockstep.launch.gpus_doctor import NO_ANSWER, within
 from lockstep.launch.machine_doctor import examine
@@ -192,20 +192,14 @@ def _links(report: Report) -> Iterator[str]:
         speed = link.bits_per_second
         if speed < MIN_BITS_PER_SECOND or (len(link.hosts) == 2 and speed < SLOW * fastest[link.library]):
             yield (
-                f"{names}: {rate(speed)} is slow: sending the gradients of a ResNet-50 takes {MODEL_BITS / speed:.1f} "
-                f"s per step; {fix}"
+                f"{names}: {bit_rate(speed)} is slow: sending the gradients of a ResNet-50 takes "
+                f"{MODEL_BITS / speed:.1f} s per step; {fix}"
             )
         if link.latency_seconds > MAX_LATENCY_SECONDS:
             yield (
                 f"{names}: a small all-reduce takes {1000 * link.latency_seconds:.1f} ms; check whether the hosts are "
                 f"busy, or choose hosts in the same network"
             )
-
-
-def rate(bits_per_second: float) -> str:
-    if bits_per_second >= 1e9:
-        return f"{bits_per_second / 1e9:.1f} Gbit/s"
-    return f"{bits_per_second / 1e6:.0f} Mbit/s"
 
 
 def show(report: Report, site: Site | None = None) -> list[str]:
@@ -221,7 +215,7 @@ def show(report: Report, site: Site | None = None) -> list[str]:
     links = Table("hosts", "backend", "small all-reduce", "bandwidth each way", show_edge=False)
     for link in report.links:
         names = "all together" if len(link.hosts) > 2 else " and ".join(link.hosts)
-        figures = (f"{1000 * link.latency_seconds:.2f} ms", rate(link.bits_per_second))
+        figures = (f"{1000 * link.latency_seconds:.2f} ms", bit_rate(link.bits_per_second))
         links.add_row(names, link.library, *(("no connection", "") if link.error else figures))
     console = Console()
     if not console.is_terminal:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lockstep.diagnosis.observed_steps import LinkUse, ObservedSteps
 from lockstep.diagnosis.stragglers import REPORTS, medians_of_others
-from lockstep.errors import plural
+from lockstep.errors import bit_rate, plural
 from lockstep.observe.tcp_links import total_use
 
 SLOW = 1 / 3  # of the median rate of the other links, as in `lockstep doctor`
@@ -116,12 +116,8 @@ def _join(slow: dict[Pair, float], links: dict[Pair, LinkUse]) -> list[SlowLink]
 
 def _describe(ends: tuple[str, ...], link: LinkUse, others: float) -> SlowLink:
     evidence = (
-        f"{_bits(_rate(link))} while data waits for it ({100 * link.busy:.0f} % of the time), where the median of the "
-        f"others is {_bits(others)}; {plural(link.resent, 'segment')} resent in the last report, round trip "
+        f"{bit_rate(8 * _rate(link))} while data waits for it ({100 * link.busy:.0f} % of the time), where the median of "
+        f"the others is {bit_rate(8 * others)}; {plural(link.resent, 'segment')} resent in the last report, round trip "
         f"{link.round_trip / 1e3:.3g} ms"
     )
     return SlowLink(ends, evidence, round(_rate(link) / others, 3))
-
-
-def _bits(rate: float) -> str:
-    return f"{8 * rate / 1e9:.2g} Gbit/s"

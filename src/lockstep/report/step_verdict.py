@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.errors import plural
+from lockstep.errors import bit_rate, plural
 from lockstep.report.measured_step import MeasuredStep, SlowRank, find_slow_rank, parts_of_step
 from lockstep.report.step_changes import IDLE, WORTH, ProposedChange, best_changes, percent
 
@@ -94,7 +94,7 @@ def _figures(step: MeasuredStep, slow: SlowRank | None) -> dict[str, Any]:
     facts = step.facts
     loader = {-1: "with an unknown number of loader processes", 0: "as the DataLoader has no processes (num_workers=0)"}
     return {
-        "bytes": f", {facts.gradient_bytes / 1e6:.3g} MB at {_bits(8 * _rate(step))}" if step.wire_bytes else "",
+        "bytes": f", {facts.gradient_bytes / 1e6:.3g} MB at {bit_rate(8 * _rate(step))}" if step.wire_bytes else "",
         "threads": f", with {plural(facts.threads, 'thread')} on {plural(facts.cores, 'core')}"
         if facts.threads and step.is_on_cpu
         else "",
@@ -115,7 +115,3 @@ def _of_step(seconds: float, step: MeasuredStep) -> str:
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
-
-
-def _bits(rate: float) -> str:
-    return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"

@@ -84,7 +84,7 @@ def test_a_named_link_has_its_rate_and_the_next_step() -> None:
         )
     (link,) = found
     assert link.describe() == (
-        "the link node1 -> node2 is slow: 0.1 Gbit/s while data waits for it (80 % of the time), where the median of "
+        "the link node1 -> node2 is slow: 100 Mbit/s while data waits for it (80 % of the time), where the median of "
         "the others is 1 Gbit/s; 7 segments resent in the last report, round trip 0.3 ms"
     )
     assert link.advice.startswith("measure it: lockstep doctor -H node1,node2; ")
