@@ -3,11 +3,11 @@
     python benchmarks/compare_verdicts.py [SECONDS]
 
 A real program under `lockstep run --observe-dir` alternates between parts of 6.5 s as it is (A) and with 5 % more work
-in its forward pass (B), for SECONDS (420). A busy loop runs beside half of the parts, at random. The records of a part
-are those of one run. Compared are 40 pairs of equal single runs, 40 pairs of five and of ten equal runs each in turn,
-and 20 pairs of one, five and ten runs each in turn, of A and B. The same is done with runs drawn from stretches of A's
-records of up to 1.5 times the shortest step, and in B's forward pass 5 % of a step more. Bars: at most one wrong
-verdict of equal runs in each 40, and 18 of 20 slower ones found by some number of runs.
+in its forward pass (B), for SECONDS (620). A busy loop runs beside half of the parts, at random. The records of a part
+are those of one run. Compared are 40 pairs of equal single runs, 40 pairs of five, ten and twenty equal runs each in
+turn, and 20 pairs of one, five, ten and twenty runs each in turn, of A and B. The same is done with runs drawn from
+stretches of A's records of up to 1.5 times the shortest step, and in B's forward pass 5 % of a step more. Bars: at most
+one wrong verdict of equal runs in each 40, and 18 of 20 slower ones found by some number of runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lockstep.report.comparison import WHOLE, StepTimes, compare
 from lockstep.report.sides import times_of
 from lockstep.report.worker_records import phase_medians
 
-SECONDS, PART_SECONDS, SLOWER, BATCH = 420.0, 6.5, 0.05, 64
+SECONDS, PART_SECONDS, SLOWER, BATCH = 620.0, 6.5, 0.05, 64
 MIN_RECORDS, LENGTH = 3, 8  # of a part, and of a run that is drawn
 NOISE = 1.5  # the longest step of these runs, in shortest ones
 Parts = list[list[StepTimes]]  # the records of each part, in the order of time
@@ -63,17 +63,16 @@ class Program:
             self.steps += 1
 
     def products(self) -> int:
-        """Return the number of products whose CPU time is `SLOWER` of a step's."""
+        """Return the number of products that make a step's CPU time larger by `SLOWER`."""
+        found = 100
         for _ in range(4):
-            self.train_epoch()
-        start, before = time.process_time(), self.steps
-        for _ in range(12):
-            self.train_epoch()
-        step = (time.process_time() - start) / (self.steps - before)
-        start = time.process_time()
-        for _ in range(5000):
-            torch.mm(self.first, self.second)
-        return max(1, round(SLOWER * step / ((time.process_time() - start) / 5000)))
+            seconds = [0.0, 0.0]
+            for epoch in range(24):
+                start = time.process_time()
+                self.train_epoch(epoch % 2 * found)
+                seconds[epoch % 2] += time.process_time() - start
+            found = max(1, round(found * SLOWER / max(0.005, seconds[1] / seconds[0] - 1)))
+        return found
 
 
 def train(seconds: float) -> None:
@@ -165,13 +164,13 @@ def main() -> None:
     draw = random.Random(0)
     singles = [draw.sample(parts, 2) for parts in (a, b) for _ in range(20)]
     count("equal, a run each", (([first], [second]) for first, second in singles))
-    for runs in (5, 10):
+    for runs in (5, 10, 20):
         equal = [window for parts in (a, b) for window in windows(parts, 2 * runs, 20)]
         count(f"equal, {runs} each in turn", ((window[::2], window[1::2]) for window in equal))
-    for runs in (1, 5, 10):
+    for runs in (1, 5, 10, 20):
         pairs = zip(windows(a[: len(b)], runs, 20), windows(b[: len(a)], runs, 20), strict=True)
         count(f"5 % slower, {runs} each in turn", pairs)
-    for runs in (1, 5, 10, 20, 30):
+    for runs in (1, 5, 10, 20):
         count(f"drawn: equal, {runs} each in turn", drawn(a, runs, 400, 0.0, draw))
         count(f"drawn: 5 % slower, {runs} each in turn", drawn(a, runs, 200, SLOWER, draw))
 

@@ -1,10 +1,10 @@
 """Compare the steps of two jobs: the difference of their time with its interval, and the part of a step that causes it.
 
-Other work on a machine slows the parts of a step, for seconds or for whole runs. Records with more busy cores than the
-others of their job are left out, if enough remain. If the runs of the two jobs alternate, other work affects both. Each
-run of B is then compared with those of A before and after it, and of many runs, the quieter half of A with that of B.
-Otherwise, it may explain any change of waits, several times the median change of the computing parts, and a slowdown
-with more busy cores; the interval covers what remains without it.
+Other work on a machine slows the parts of a step, for seconds or for whole runs. If the runs of the two jobs alternate,
+it affects both, and each run is compared with the mean of those before and after it, which are of the other job.
+Otherwise, records with more busy cores than the others of their job are left out, if enough remain. Other work may then
+explain any change of waits, several times the median change of the computing parts, and a slowdown with more busy
+cores; the interval covers what remains without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations_with_replacement, pairwise
 from operator import truediv
 from statistics import fmean, median, variance
 from typing import Literal, NamedTuple
@@ -20,9 +19,9 @@ from typing import Literal, NamedTuple
 QUANTILES = (63.7, 9.92, 5.84, 4.6, 4.03, 3.71, 3.5, 3.36, 3.25, 3.17)  # of Student's t for 99 %, by degrees of freedom
 MAX_RATIO = math.log(1000.0)  # at which intervals are cut
 MAX_BLOCKS = 10  # of a run
+MIN_QUIET = 9  # runs
 QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
 MIN_RECORDS, MIN_RUNS = 3, 3  # of a run, of a job
-MIN_RANKED = 8  # differences: all signs of fewer are equal by chance in more than 1 %
 MIN_SHARE = 0.05  # of the step: shorter parts are too noisy to compare with
 SAME_BATCH = 0.01  # relative difference, as the last batch of an epoch may be smaller
 UNEVEN = 4.0  # times the change of the usual part: that of the whole, where other work takes the memory's bandwidth
@@ -46,6 +45,15 @@ class StepTimes(NamedTuple):
 
 
 Job = Sequence[Sequence[StepTimes]]  # the records of each run
+
+
+class Turn(NamedTuple):
+    """The usual times of a run, and of those before and after it, which are of the other job."""
+
+    before: StepTimes
+    run: StepTimes
+    after: StepTimes
+    sign: int  # 1 for a run of B, -1 for one of A
 
 
 class Interval(NamedTuple):
@@ -100,30 +108,46 @@ def compare(a: Job, b: Job) -> Comparison:
             [[_per_sample(each, batch) for each in run] for run in job]
             for job, batch in zip(jobs, batches, strict=True)
         ]
-    by_block = min(len(a), len(b)) == 1
-    in_turn, jobs = jobs, [_undisturbed(job) for job in jobs]
-    sides = [[each for run in job for each in _blocks(run, MAX_BLOCKS if by_block else 1)] for job in jobs]
-    whole = (_logarithms(side, WHOLE) for side in sides)
-    measured = difference(*whole, inflation=None if by_block else 1.0)
-    if alternate := not by_block and _alternate(*sides):
-        measured, are_many = _in_turn(*in_turn)
-        sides = [_quiet([_blocks(_quiet(run), 1)[0] for run in job]) for job in jobs]
-    names = [name for name in sides[0][0].seconds if all(each.seconds.get(name) for side in sides for each in side)]
-    logs = {name: [_logarithms(side, name) for side in sides] for name in names}
-    inflation = None if by_block else QUIET_INFLATION if alternate else 1.0
-    changes = {name: difference(*columns, inflation=inflation) for name, columns in logs.items()}
-    seconds = {name: (math.exp(fmean(first)), math.exp(fmean(second))) for name, (first, second) in logs.items()}
-    if alternate:
-        interval = _agreed(measured, changes[WHOLE]) if are_many else measured
-    else:
-        own, usual = _computing(changes, seconds)
-        rests = ([_beyond(each, own, usual) for each in side] for side in sides)
-        interval = measured.over(difference(*rests, inflation=inflation))
-        all_changed = fmean(changes[name].middle for name in usual) * math.copysign(UNEVEN, measured.middle)
-        if all_changed > abs(measured.middle) or _slower_is_busier(sides, measured):
-            interval = interval.over(Interval(0.0, 0.0, 0.0))
     noun: Literal["step", "sample"] = "step" if has_same else "sample"
-    return Comparison(measured, interval, noun, alternate, seconds, _cause(changes, seconds))
+    if min(len(a), len(b)) > 1:
+        runs = [[_blocks(run, 1)[0] for run in job] for job in jobs]
+        if len(turns := _turns(runs)) >= min(len(a), len(b)):
+            return _compare_in_turn(jobs, noun, runs, turns)
+    return _compare_apart(jobs, noun)
+
+
+def _compare_in_turn(
+    jobs: Sequence[Job], noun: Literal["step", "sample"], runs: Sequence[Sequence[StepTimes]], turns: Sequence[Turn]
+) -> Comparison:
+    """Compare runs with those before and after; if that is unclear, the quieter half of many, which has no outliers."""
+    logs = _logarithms(runs)
+    changes = {name: _difference_in_turn(turns, name) for name in logs}
+    measured = interval = changes[WHOLE]
+    if not measured.is_certain and min(map(len, jobs)) >= MIN_QUIET:
+        quiet_logs = _logarithms([_quiet([_blocks(_quiet(run), 1)[0] for run in job]) for job in jobs])
+        quiet = {name: difference(*columns, inflation=QUIET_INFLATION) for name, columns in quiet_logs.items()}
+        if quiet[WHOLE].is_certain and measured.low <= quiet[WHOLE].middle <= measured.high:
+            logs, interval, changes = quiet_logs, quiet[WHOLE], quiet
+    seconds = _usual(logs)
+    return Comparison(measured, interval, noun, True, seconds, _cause(changes, seconds))
+
+
+def _compare_apart(jobs: Sequence[Job], noun: Literal["step", "sample"]) -> Comparison:
+    """Compare runs, or parts of single ones, and add what other work on the machine may have caused."""
+    by_block = min(map(len, jobs)) == 1
+    inflation = None if by_block else 1.0
+    jobs = [_undisturbed(job) for job in jobs]
+    sides = [[each for run in job for each in _blocks(run, MAX_BLOCKS if by_block else 1)] for job in jobs]
+    logs = _logarithms(sides)
+    changes = {name: difference(*columns, inflation=inflation) for name, columns in logs.items()}
+    measured, seconds = changes[WHOLE], _usual(logs)
+    own, usual = _computing(changes, seconds)
+    rests = ([_beyond(each, own, usual) for each in side] for side in sides)
+    interval = measured.over(difference(*rests, inflation=inflation))
+    all_changed = fmean(changes[name].middle for name in usual) * math.copysign(UNEVEN, measured.middle)
+    if all_changed > abs(measured.middle) or _slower_is_busier(sides, measured):
+        interval = interval.over(Interval(0.0, 0.0, 0.0))
+    return Comparison(measured, interval, noun, False, seconds, _cause(changes, seconds))
 
 
 def _per_sample(times: StepTimes, batch: float) -> StepTimes:
@@ -148,20 +172,19 @@ def _slower_is_busier(sides: Sequence[Sequence[StepTimes]], measured: Interval) 
     return (b - a if measured.middle > 0 else a - b) > OTHER_CORES
 
 
-def _logarithms(side: Sequence[StepTimes], name: str) -> list[float]:
-    return [math.log(each.seconds[name]) for each in side]
+def _logarithms(sides: Sequence[Sequence[StepTimes]]) -> dict[str, list[list[float]]]:
+    """Return those of the times of the step and of each part that all have."""
+    names = [name for name in sides[0][0].seconds if all(each.seconds.get(name) for side in sides for each in side)]
+    return {name: [[math.log(each.seconds[name]) for each in side] for side in sides] for name in names}
+
+
+def _usual(logs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Pair]:
+    return {name: (math.exp(fmean(a)), math.exp(fmean(b))) for name, (a, b) in logs.items()}
 
 
 def _quiet(times: Sequence[StepTimes]) -> list[StepTimes]:
     """Return the faster half, of at least three: other work only slows."""
     return sorted(times, key=lambda each: each.seconds[WHOLE])[: (len(times) + 3) // 2]
-
-
-def _agreed(measured: Interval, quiet: Interval) -> Interval:
-    """Return the interval of quiet runs if it is certain and all runs agree with it, or else that of all."""
-    if not quiet.is_certain:
-        return measured
-    return quiet if measured.low <= quiet.middle <= measured.high else measured.over(quiet)
 
 
 def difference(a: Sequence[float], b: Sequence[float], *, inflation: float | None = 1.0) -> Interval:
@@ -171,14 +194,12 @@ def difference(a: Sequence[float], b: Sequence[float], *, inflation: float | Non
         inflation: By how much the variance of a mean is larger than that of independent values; None: it is that of a
             single value, as the sets are parts of one run each, and runs differ as much as their parts do.
     """
-    middle, reach = fmean(b) - fmean(a), MAX_RATIO
-    if min(len(a), len(b)) > 1:
-        errors = [variance(side) / len(side) * (inflation or len(side)) for side in (a, b)]
-        squares = sum(error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True))
-        freedom = max(1, int(sum(errors) ** 2 / squares)) if squares else 1
-        reach = QUANTILES[min(freedom, len(QUANTILES)) - 1] * math.sqrt(sum(errors))
-    ends = (max(-MAX_RATIO, min(end, MAX_RATIO)) for end in (middle - reach, middle, middle + reach))
-    return Interval(*map(math.expm1, ends))
+    middle = fmean(b) - fmean(a)
+    if min(len(a), len(b)) == 1:
+        return _interval(middle, math.inf, 1)
+    errors = [variance(side) / len(side) * (inflation or len(side)) for side in (a, b)]
+    squares = sum(error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True))
+    return _interval(middle, math.sqrt(sum(errors)), int(sum(errors) ** 2 / squares) if squares else 1)
 
 
 def _blocks(records: Sequence[StepTimes], most: int) -> list[StepTimes]:
@@ -198,36 +219,34 @@ def _busy_cores(records: Sequence[StepTimes]) -> float | None:
     return median(known) if known else None
 
 
-def _alternate(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
-    """Return whether the runs of two jobs take turns, rather than those of one following those of the other."""
-    order = sorted([(run.unix_time, side) for side, runs in enumerate((a, b)) for run in runs])
-    return sum(before[1] != after[1] for before, after in pairwise(order)) > min(len(a), len(b))
+def _turns(sides: Sequence[Sequence[StepTimes]]) -> list[Turn]:
+    """Return the runs that are between two of the other job, with these."""
+    runs = sorted(((run, side) for side in (0, 1) for run in sides[side]), key=lambda each: each[0].unix_time)
+    triples = zip(runs, runs[1:], runs[2:], strict=False)
+    return [Turn(a[0], b[0], c[0], 2 * b[1] - 1) for a, b, c in triples if a[1] == c[1] != b[1]]
 
 
-def _in_turn(a: Job, b: Job) -> tuple[Interval, bool]:
-    """Return the difference between neighboring runs in turn, however slowly the machine's speed changes.
+def _difference_in_turn(turns: Sequence[Turn], name: str) -> Interval:
+    """Return the difference from the runs before and after, however slowly the machine's speed changes.
 
-    It contains that of runs of B from those just before and from those just after. The second value is whether they are
-    enough for signed ranks, which outliers hardly change.
+    The variances are those of independent runs. Neighboring differences share two runs: about half of them count.
     """
-    sides = ([each for run in job for each in _blocks(run, 1)] for job in (a, b))
-    runs = sorted((run.unix_time, side, math.log(run.seconds[WHOLE])) for side, job in enumerate(sides) for run in job)
-    neighbors = [(first, second) for first, second in pairwise(runs) if first[1] != second[1]]
-    after = [second[2] - first[2] for first, second in neighbors if second[1]]
-    before = [first[2] - second[2] for first, second in neighbors if first[1]]
-    are_many = min(len(after), len(before)) >= MIN_RANKED
-    found = [_signed_ranks(each) if are_many else difference([0.0, 0.0], each) for each in (after, before) if each]
-    return found[0].over(found[-1])._replace(middle=fmean(each.middle for each in found)), are_many
+    found, number = list[float](), len(turns)
+    for turn in turns:
+        before, run, after = (math.log(each.seconds[name]) for each in (turn.before, turn.run, turn.after))
+        found.append(turn.sign * (run - (before + after) / 2))
+    of_mean = (4 * number - 3) / number**2  # its variance, in that of a run; that of a difference is 1.5
+    of_run = sum((each - fmean(found)) ** 2 for each in found) / number / (1.5 - of_mean)
+    return _interval(fmean(found), math.sqrt(of_run * of_mean), number // 2)
 
 
-def _signed_ranks(differences: Sequence[float]) -> Interval:
-    """Return the interval of 99 % of Wilcoxon's signed-rank test, for at least `MIN_RANKED` differences."""
-    counts = [1]  # of the signs of ranks 1 to n by the sum of the positive ranks
-    for rank in range(1, len(differences) + 1):
-        counts = [a + b for a, b in zip(counts + [0] * rank, [0] * rank + counts, strict=True)]
-    outside = sum(total <= 0.005 * 2 ** len(differences) for total in accumulate(counts))
-    means = sorted((a + b) / 2 for a, b in combinations_with_replacement(differences, 2))
-    return Interval(*map(math.expm1, (means[outside - 1], median(means), means[-outside])))
+def _interval(middle: float, error: float, freedom: int) -> Interval:
+    """Return the interval of 99 % of Student's t of a logarithm."""
+    quantile = QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else 2.58 + 5.9 / freedom
+    ends = (
+        max(-MAX_RATIO, min(end, MAX_RATIO)) for end in (middle - quantile * error, middle, middle + quantile * error)
+    )
+    return Interval(*map(math.expm1, ends))
 
 
 def _computing(changes: Mapping[str, Interval], seconds: Mapping[str, Pair]) -> tuple[list[str], list[str]]:
