@@ -116,8 +116,8 @@ def _join(slow: dict[Pair, float], links: dict[Pair, LinkUse]) -> list[SlowLink]
 
 def _describe(ends: tuple[str, ...], link: LinkUse, others: float) -> SlowLink:
     evidence = (
-        f"{bit_rate(8 * _rate(link))} while data waits for it ({100 * link.busy:.0f} % of the time), where the median of "
-        f"the others is {bit_rate(8 * others)}; {plural(link.resent, 'segment')} resent in the last report, round trip "
-        f"{link.round_trip / 1e3:.3g} ms"
+        f"{bit_rate(8 * _rate(link))} while data waits for it ({100 * link.busy:.0f} % of the time), where the median "
+        f"of the others is {bit_rate(8 * others)}; {plural(link.resent, 'segment')} resent in the last report, round "
+        f"trip {link.round_trip / 1e3:.3g} ms"
     )
     return SlowLink(ends, evidence, round(_rate(link) / others, 3))
