@@ -28,6 +28,7 @@ MIN_POWERSGD_BYTES = 4e6
 MAX_PROCESSES = 16
 MIN_FREE_CORES = 0.25  # with fewer, more loader processes only take the cores of other work
 SERIAL_SHARE = 0.05  # of computing, which more threads do not shorten
+SHARED_CORES = 1.4  # computing is slower by this power of the threads per core, as threads wait for each other
 PASSES = 4
 IDLE = 0.5  # share of the time in which a GPU computes nothing, and no known wait explains it
 LARGER = ("accumulate", "batch")  # changes that increase the samples of a step
@@ -177,7 +178,7 @@ def _threads(step: MeasuredStep) -> ProposedChange | None:
         return None
     threads = max(1, facts.cores // facts.local_workers)
     if threads < facts.threads:
-        saved = 1 - facts.cores / (facts.threads * facts.local_workers)
+        saved = 1 - (facts.cores / (facts.threads * facts.local_workers)) ** SHARED_CORES
         shares = 0.1 * saved, saved, min(1.0, 1.5 * saved)
     else:
         threads = int(min(threads, facts.threads + facts.free_cores / facts.local_workers + 0.25))
