@@ -49,30 +49,29 @@ class Program:
         self.data = TensorDataset(torch.randn(1024, 256), torch.randint(10, (1024,)))
         self.model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.first, self.second = torch.randn(4, 512), torch.randn(512, 512)
-        self.steps = 0
+        self.first, self.second = torch.randn(2, 256), torch.randn(256, 256)
+        self.steps, self.more_seconds = 0, 0.0
 
     def train_epoch(self, products: int = 0) -> None:
         for inputs, labels in DataLoader(self.data, BATCH):
             self.optimizer.zero_grad()
             outputs = self.model(inputs)
+            start = time.thread_time()
             for _ in range(products):
                 torch.mm(self.first, self.second)
+            self.more_seconds += time.thread_time() - start
             nn.functional.cross_entropy(outputs, labels).backward()
             self.optimizer.step()
             self.steps += 1
 
     def products(self) -> int:
         """Return the number of products that make a step's CPU time larger by `SLOWER`."""
-        found = 100
-        for _ in range(4):
-            seconds = [0.0, 0.0]
-            for epoch in range(24):
-                start = time.process_time()
-                self.train_epoch(epoch % 2 * found)
-                seconds[epoch % 2] += time.process_time() - start
-            found = max(1, round(found * SLOWER / max(0.005, seconds[1] / seconds[0] - 1)))
-        return found
+        self.train_epoch()
+        self.more_seconds, start, number = 0.0, time.thread_time(), 20
+        for _ in range(40):
+            self.train_epoch(number)
+        rest = time.thread_time() - start - self.more_seconds
+        return max(1, round(number * SLOWER * rest / self.more_seconds))
 
 
 def train(seconds: float) -> None:

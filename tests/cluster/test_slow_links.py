@@ -30,13 +30,24 @@ for _ in range(200):
     time.sleep(0.02)
 distributed.destroy_process_group()
 """
+TRAIN = "train digits -b 8 --epochs 6 -p 40 --device cpu"
+
+
+def test_the_trainer_names_it(bed: Bed, tmp_path: Path) -> None:
+    bed.limit_link("node2", "node1", RATE)
+    hosts, run = ",".join(f"{name}:1" for name in bed.names), tmp_path / "run"
+    command = [sys.executable, "-m", "lockstep", *TRAIN.split(), "--run-dir", str(run)]
+    with Job(bed, tmp_path / "job", command=command, hosts=hosts) as job:
+        assert job.wait() == 0, job.stderr
+    records = read_records(run / "metrics.jsonl")
+    assert [each["ends"] for each in records if each["kind"] == "slow_link"] == [["node2", "node1"]], job.stderr
 
 
 @pytest.mark.parametrize(
     ("limited", "ends"),
     [
         ("a link", [["node2", "node1"]]),
-        ("all hosts", []),
+        pytest.param("all hosts", [], marks=pytest.mark.long),
         pytest.param("a host", [["node2"]], marks=pytest.mark.long),
         pytest.param("none", [], marks=pytest.mark.long),
     ],

@@ -89,6 +89,14 @@ class StragglerWatch:
         self._streaks: dict[int, _Streak] = {}
         self._named: set[tuple[int, str]] = set()
 
+    def compare(self, workers: Sequence[ObservedSteps], oversubscribed: Sequence[bool]) -> list[Straggler]:
+        """Return the ranks to name, given a new report of each rank's observed steps."""
+        columns = zip(PHASES, zip(*(each.report_seconds for each in workers), strict=True), strict=True)
+        seconds: dict[str, Sequence[float]] = dict(columns)
+        waiting = seconds.pop(WAITING)
+        step, steps = sum(workers[0].report_seconds), workers[0].report_steps
+        return self.update(seconds, step, steps, oversubscribed, waiting)
+
     def update(
         self,
         seconds: Mapping[str, Sequence[float]],
@@ -128,30 +136,6 @@ class StragglerWatch:
                     self._named.add((rank, phase))
                     found.setdefault((self._hosts[rank], phase), []).append((rank, streak))
         return [_join(host, phase, slow) for (host, phase), slow in found.items()]
-
-
-class ReportComparison:
-    """Compares the observed steps of a program's workers, once every worker has a new report.
-
-    Args:
-        hosts: The host of each rank.
-    """
-
-    def __init__(self, hosts: Sequence[str]) -> None:
-        self._watch = StragglerWatch(hosts)
-        self._compared = [0] * len(hosts)  # the number of each rank's last report in a comparison
-
-    def compare(self, workers: Sequence[ObservedSteps], oversubscribed: Sequence[bool]) -> list[Straggler]:
-        """Return the ranks to name, given all ranks' steps."""
-        numbers = [each.report for each in workers]
-        if any(number == before for number, before in zip(numbers, self._compared, strict=True)):
-            return []
-        self._compared = numbers
-        columns = zip(PHASES, zip(*(each.report_seconds for each in workers), strict=True), strict=True)
-        seconds: dict[str, Sequence[float]] = dict(columns)
-        waiting = seconds.pop(WAITING)
-        step, steps = sum(workers[0].report_seconds), workers[0].report_steps
-        return self._watch.update(seconds, step, steps, oversubscribed, waiting)
 
 
 def _join(host: str, phase: str, slow: Sequence[tuple[int, _Streak]]) -> Straggler:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import reduce
+from operator import ne
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from lockstep.config.run_paths import typed_command
 from lockstep.diagnosis.observed_steps import PHASES, ObservedSteps, ProcessSteps, transfer_seconds
 from lockstep.diagnosis.oversubscription import BusyCores
-from lockstep.diagnosis.stragglers import ReportComparison, Straggler, rounded, spread_of
+from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
 from lockstep.errors import ConfigError
 from lockstep.files.io_records import append_record
 from lockstep.files.io_totals import OF_NODE, IoTotals
@@ -74,8 +75,9 @@ class JobSteps:
         self._hosts, self._devices = hosts, dict[str, int]()  # by host, the rank that counts its devices
         self._io: dict[tuple[int, int], IoTotals] = {}  # what is recorded, by rank and process
         self._met: set[int] = set()  # ranks that wait for others; the steps of independent programs are not compared
-        self._comparison, self._states = ReportComparison(hosts), StateComparison(len(hosts))
-        self._links = LinkComparison(hosts)
+        self._states = StateComparison(len(hosts))
+        self._watch, self._links = StragglerWatch(hosts), LinkComparison(hosts)
+        self._compared = [0] * len(hosts)  # the number of each rank's last report in a comparison
         self._start = self._recorded = self._totals()
         self._busy_cores, self._gpu_use = BusyCores(), list[float]()
         self._recorded_time = time.monotonic()
@@ -112,10 +114,12 @@ class JobSteps:
                 say(f"lockstep: {finding}. To find the cause: lockstep check -- {self._program}")
                 self._record("finding", {"text": finding})
                 self.findings.append(finding)
-        if 1 < len(self._met) == len(self._processes) == len(newest):
-            stragglers = self._comparison.compare(newest, self._oversubscribed)
+        reports = [steps.report for steps in newest]
+        if 1 < len(self._met) == len(self._processes) == len(newest) and all(map(ne, reports, self._compared)):
+            self._compared = reports
+            stragglers = self._watch.compare(newest, self._oversubscribed)
             self.stragglers += map(asdict, stragglers)
-            self._name([*stragglers, *self._links.compare(newest)])
+            self._name([*stragglers, *self._links.compare([steps.links for steps in newest])])
         if not self._has_begun and len(newest) == len(self._processes):
             self._has_begun = True
             self._gpu_use.clear()

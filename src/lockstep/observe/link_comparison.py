@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lockstep.diagnosis.observed_steps import LinkUse, ObservedSteps
+from lockstep.diagnosis.observed_steps import LinkUse
 from lockstep.diagnosis.stragglers import REPORTS, medians_of_others
 from lockstep.errors import bit_rate, plural
 from lockstep.observe.tcp_links import total_use
@@ -55,17 +55,12 @@ class LinkComparison:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = hosts
-        self._compared = [0] * len(hosts)  # the number of each rank's last report in a comparison
         self._streaks: dict[Pair, int] = {}
         self._named: set[tuple[str, ...]] = set()
 
-    def compare(self, workers: Sequence[ObservedSteps]) -> list[SlowLink]:
-        """Return the links to name, given all ranks' steps, once every rank has a new report."""
-        numbers = [each.report for each in workers]
-        if any(number == before for number, before in zip(numbers, self._compared, strict=True)):
-            return []
-        self._compared = numbers
-        links = _between_hosts(self._hosts, [each.links for each in workers])
+    def compare(self, workers: Sequence[Iterable[LinkUse]]) -> list[SlowLink]:
+        """Return the links to name, given a new report of each rank."""
+        links = _between_hosts(self._hosts, workers)
         slow = _slow_links(links)
         self._streaks = {pair: self._streaks.get(pair, 0) + 1 for pair in slow}
         steady = {pair: slow[pair] for pair, reports in self._streaks.items() if reports >= REPORTS}

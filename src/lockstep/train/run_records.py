@@ -28,7 +28,7 @@ def report_steps(job: Job) -> None:
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
     totals, times = sum(steps, Totals()), job.worker_times.end()
-    stragglers, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
+    slow, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
     progress.overflowed = ()
     progress.add_interval(steps, times)
     job.session.record(
@@ -42,9 +42,9 @@ def report_steps(job: Job) -> None:
         **({"phase_spread": spread} if spread else {}),
     )
     progress.epoch_joules += job.session.record_energy(int(totals.count))
-    for straggler in stragglers:
-        job.session.record("straggler", **asdict(straggler))
-        job.session.say([f"{straggler.describe()}; {straggler.advice}"], ALWAYS)
+    for each in slow:
+        job.session.record(each.kind, **asdict(each))
+        job.session.say([f"{each.describe()}; {each.advice}"], ALWAYS)
     if job.balance is not None:
         step_in_epoch = (progress.step - 1) % job.steps_per_epoch + 1
         rebalance(job.session, job.balance, job.worker_times.own, len(taken), step_in_epoch)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lockstep.diagnosis import publisher
+from lockstep.diagnosis.observed_steps import LinkUse
 from lockstep.diagnosis.oversubscription import Oversubscription
 from lockstep.diagnosis.phases import PHASES, Phase, Phases
 from lockstep.diagnosis.stragglers import Straggler, StragglerWatch, rounded, spread_of
 from lockstep.models.global_batch_norm import GlobalBatchNorm, Peers
+from lockstep.observe.link_comparison import LinkComparison, SlowLink
+from lockstep.observe.tcp_links import MAX_LINKS, LinkReader
 from lockstep.run.balance import FIXED, LOADING, SCALING, OwnSeconds
 from lockstep.world import observer
 from lockstep.world.step_clock import StepClock
@@ -39,6 +43,7 @@ class Times(NamedTuple):
         return self.phases.get("data_wait", 0.0)
 
 
+NO_LINK = LinkUse(0, 0, 0, 0.0, 0, 0)
 MIN_SECONDS = 1.0  # shorter reports are joined, because a scheduler can favor a worker for a moment
 
 
@@ -53,7 +58,8 @@ class WorkerTimes:
     def __init__(self, world: World, clock: StepClock, waits_in: Collection[Phase]):
         self._world, self._clock = world, clock
         self._own = [number for number, phase in enumerate(PHASES) if phase not in waits_in]
-        self._watch = StragglerWatch(world.gather(socket.gethostname()))
+        hosts = world.gather(socket.gethostname())
+        self._watch, self._links, self._link_comparison = StragglerWatch(hosts), LinkReader(), LinkComparison(hosts)
         self._last = torch.zeros(world.size, len(PHASES), dtype=torch.float64, device="cpu")
         self._epoch = torch.zeros_like(self._last)
         self._oversubscription = Oversubscription()
@@ -65,6 +71,7 @@ class WorkerTimes:
     def restart(self) -> None:
         """Measure from now on, and discard the measurements since the last report."""
         self._clock.forget()
+        self._links.take()
         self._start = time.perf_counter()
 
     def exclude(self, seconds: float) -> None:
@@ -82,11 +89,12 @@ class WorkerTimes:
         before, self._start = self._start, time.perf_counter()
         return Times(self._start - before, phases)
 
-    def report(self, times: Times, steps: int) -> list[Straggler]:
-        """Gather the times of the last steps, and return the workers to name, on rank 0. Collective."""
-        own = [*(times.phases[phase] for phase in PHASES), self._oversubscription.check()]
+    def report(self, times: Times, steps: int) -> list[Straggler | SlowLink]:
+        """Gather the times of the last steps, and return the workers and links to name, on rank 0. Collective."""
+        phases = [times.phases[phase] for phase in PHASES]
+        own = [*phases, self._oversubscription.check(), *_row(self._links.take())]
         rows = self._world.rows(torch.tensor(own, dtype=torch.float64, device="cpu"))
-        seconds = rows[:, :-1]
+        seconds = rows[:, : len(PHASES)]
         self._last = seconds / max(1, steps)
         self.own = [
             OwnSeconds(*row)
@@ -100,11 +108,12 @@ class WorkerTimes:
             return []
         count = max(1, self._window_steps)
         per_step = self._window / count
-        phases: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
-        oversubscribed = [bool(each) for each in rows[:, -1]]
-        found = self._watch.update(phases, self._window_seconds / count, count, oversubscribed)
+        compared: dict[str, Sequence[float]] = {PHASES[number]: per_step[:, number].tolist() for number in self._own}
+        oversubscribed = [bool(each) for each in rows[:, len(PHASES)]]
+        found = self._watch.update(compared, self._window_seconds / count, count, oversubscribed)
         self._begin_window()
-        return found
+        links = [_links(row) for row in rows[:, len(PHASES) + 1 :].tolist()]
+        return [*found, *self._link_comparison.compare(links)]
 
     def _sums(self, seconds: torch.Tensor, phases: Collection[Phase]) -> list[float]:
         """Return each worker's own time in some of the phases."""
@@ -121,6 +130,22 @@ class WorkerTimes:
         taken, self._epoch = self._epoch, torch.zeros_like(self._epoch)
         columns = zip(PHASES, taken.T.tolist(), strict=True)
         return {phase: rounded(column) for phase, column in columns if any(column)}
+
+
+def _row(links: Sequence[LinkUse]) -> list[float]:
+    """Return links as numbers to gather: as many for any number of links."""
+    return [value for link in (*links, *[NO_LINK] * MAX_LINKS)[:MAX_LINKS] for value in astuple(link)]
+
+
+def _links(row: Sequence[float]) -> list[LinkUse]:
+    """Return the links of a `_row`."""
+    length = len(row) // MAX_LINKS
+    found = (row[start : start + length] for start in range(0, len(row), length))
+    return [
+        LinkUse(int(own), int(peer), int(sent), busy, int(resent), int(trip))
+        for own, peer, sent, busy, resent, trip in found
+        if sent
+    ]
 
 
 class TimedPeers:

@@ -58,6 +58,25 @@ def test_phases_that_may_wait_for_others_name_no_worker(phase: str, is_named: bo
     )
 
 
+class Ring(Peers):
+    """Three hosts, of which the second sends slowly to the third."""
+
+    hosts = ("a", "b", "c")
+
+    def rows(self, row: torch.Tensor) -> torch.Tensor:
+        rows = row.repeat(3, 1)
+        for rank, busy in enumerate((0.05, 0.9, 0.05)):
+            link = torch.tensor([rank, (rank + 1) % 3, 1e7, busy, 0, 100])
+            rows[rank, len(PHASES) + 1 : len(PHASES) + 7] = link
+        return rows
+
+
+def test_a_slow_link_is_named() -> None:
+    times = WorkerTimes(Ring(RankInfo(size=3), CPU), StepClock(CPU), ("reduction",))
+    named = [each for _ in range(2 * REPORTS) for each in times.report(_times(forward=5.0), steps=STEPS)]
+    assert [each.name for each in named] == ["link b -> c"]
+
+
 def test_short_reports_are_joined() -> None:
     times = WorkerTimes(Peers(RankInfo(size=3), CPU), StepClock(CPU), ("reduction",))
     short = Times(0.25, _times(forward=0.2).phases)
