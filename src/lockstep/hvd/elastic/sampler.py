@@ -22,7 +22,7 @@ class ElasticSampler(Sampler[int]):
     Attributes:
         epoch: The current epoch.
         processed_num: The number of samples of this epoch that all workers together have processed.
-        num_replicas, rank: The number of workers and this worker's rank, at the last `reset`.
+        num_replicas: The number of workers at the last `reset`; `rank`: this worker's.
         remaining_indices: The indices that were left at the last `reset`.
         num_samples: The number of samples for this worker.
         total_size: The number of samples for all workers, including repeated ones.
