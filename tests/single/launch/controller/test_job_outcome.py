@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from lockstep.diagnosis.explanation import Explanation
+from lockstep.errors import CheckpointError, StoppedError
 from lockstep.launch.controller.job_outcome import Failure, JobEnd, JobOutcome, first
 from lockstep.launch.controller.job_run import JobRun
 from lockstep.launch.controller.remote_node import NodePool, Remote
@@ -258,6 +259,17 @@ def test_elastic_job_needs_a_host_with_its_state(ended: list[Ended], goes_on: bo
     generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), None)
     assert generations._judge(Mock(), outcome) == goes_on
     assert outcome.staying == staying
+
+
+@pytest.mark.parametrize(
+    ("code", "goes_on"), [(StoppedError.exit_code, True), (CheckpointError.exit_code, True), (1, False)]
+)
+def test_workers_without_a_new_checkpoint_are_resized(code: int, goes_on: bool) -> None:
+    """Their snapshots remain in memory."""
+    job = ElasticJob(PLAN, [], lambda hosts: PLAN, RestartOptions(max_np=2), can_resize=True)
+    generations = Generations(job, list, Display(OutputPlan(2, prefixed=False)), None)
+    generations._resizing = True
+    assert generations._judge(Mock(), JobOutcome(code, Failure(0, "a", code))) == goes_on
 
 
 def test_report_has_the_workers_last_output_at_its_end() -> None:
