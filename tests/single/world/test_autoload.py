@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing.util
+import os
 from pathlib import Path
 
 import pytest
 from torch.distributed import distributed_c10d
 
-from lockstep.diagnosis import FOLDER, OBSERVE
-from lockstep.world.autoload import attach, name_after_job
+from lockstep.diagnosis import CHECK, FOLDER, MEASURE, OBSERVE
+from lockstep.world.autoload import attach, name_after_job, observe_if_asked
 
 
 @pytest.mark.parametrize("is_short", [True, False])
@@ -35,3 +36,11 @@ def test_programs_are_not_touched_unless_that_is_asked(value: str | None, monkey
     before = dict(vars(distributed_c10d))
     attach()
     assert vars(distributed_c10d) == before
+
+
+def test_what_a_worker_is_asked_for_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    for name in (OBSERVE, MEASURE, CHECK):
+        monkeypatch.setenv(name, "1")
+    observe_if_asked()
+    assert not {OBSERVE, MEASURE, CHECK} & os.environ.keys()

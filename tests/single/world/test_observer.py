@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -142,6 +143,16 @@ def test_first_steps_that_are_all_skipped_are_published() -> None:
     observer.finish()
     observer.publish()
     assert (observer.counts.steps, observer.counts.published.interval_steps) == (0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count the I/O of processes")
+def test_thread_that_samples_io_ends_with_the_job() -> None:
+    observer, running = Observer(), list[bool]()
+    observer.count_io()
+    for happens in (observer.step_is_counted, observer.finish):
+        happens()
+        running.append("lockstep-io" in [thread.name for thread in threading.enumerate()])
+    assert running == [True, False]
 
 
 @pytest.mark.parametrize(("hooks", "exchange"), [([], "ddp"), ([("hook", None)], "ddp hook"), (None, "")])
