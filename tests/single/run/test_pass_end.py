@@ -17,6 +17,7 @@ from worker_group import run_in_workers
 from lockstep.errors import ConfigError
 from lockstep.run.connect import TrainingWorld
 from lockstep.run.pass_end import PassEnd
+from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
 
 ANOTHER_STEP = "worker 0 has left the loader's pass after step 3 of the epoch, and worker 1 after step"
@@ -51,6 +52,15 @@ def test_pass_of_an_earlier_epoch_does_not_count() -> None:
         ends[1].note(1, 3, is_early=False)
         waits.join(60)
     assert not waits.is_alive()
+
+
+def test_pass_may_be_left_after_a_stop_has_disconnected() -> None:
+    world = SimpleNamespace(size=2, rank=0, store=HashStore)
+    end = PassEnd(world)  # type: ignore[arg-type]
+    world.store = World(RankInfo(0, 2, 0, 2), torch.device("cpu")).store
+    with pytest.raises(ValueError, match="has not been initialized"):
+        world.store()
+    end.note(0, 3, is_early=True)
 
 
 def test_different_steps_are_an_error() -> None:
