@@ -87,12 +87,13 @@ class RarelyNoisy(Noisy):
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
         self.reads += 1
-        draw = {"random": random.random, "gauss": lambda: random.gauss(0, 1), "numpy": np.random.randn}.get(self.name)
+        draws = {"random": random.random, "gauss": lambda: random.gauss(0, 1), "numpy": np.random.randn}
+        draw = (draws | {"then a seed": lambda: (random.random(), random.seed(0))[0]}).get(self.name)
         number = draw() if draw else torch.initial_seed() % 1_000_003
         return index, torch.tensor([float(number) if index >= self.first else 0.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["random", "gauss", "numpy", "initial seed"])
+@pytest.mark.parametrize("name", ["random", "gauss", "numpy", "then a seed", "initial seed"])
 @pytest.mark.parametrize("first", [0, 9])
 def test_samples_that_seldom_draw_are_seeded_as_others(name: str, first: int) -> None:
     alone = _read(1, epoch=1, data=RarelyNoisy(name, first), global_batch=6)

@@ -67,6 +67,7 @@ def test_the_smallest_pass_is_that_of_the_workers_shares(
         passes = workers[0].passes(step)
         pieces = [len(piece) for part in shares for piece in np.array_split(part if len(part) else [0], passes)]
         assert workers[0].smallest_pass(step) == max(1, min(pieces))
+        assert passes == 1 or min(map(len, shares)) >= passes
 
 
 @SETTINGS
