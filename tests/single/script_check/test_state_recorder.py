@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lockstep.diagnosis.observed_steps import UNKNOWN, TrainedState
-from lockstep.script_check.state_recorder import Pace, StateRecorder
+from lockstep.script_check.state_recorder import MAX_LINE, Pace, StateRecorder
 from lockstep.world import accelerator
 
 
@@ -55,6 +55,16 @@ def test_states_are_kept_until_a_slow_exchange_has_sent_them() -> None:
     recorder, optimizer = _recorder(Pace(1, 10, 0.0, 1e9)), _optimizer()
     recorder.keep_each(1e9)
     assert [state.step for state in _step(recorder, optimizer, number=1000)] == [1]
+
+
+def test_line_of_a_script_is_limited_by_its_bytes() -> None:
+    recorder, optimizer = _recorder(Pace(1, 1, 0.0, 1e9)), _optimizer()
+    text = "recorder.step_begins(optimizer); optimizer.step(); recorder.step_ends(optimizer)"
+    exec(compile(text, "\u540d" * MAX_LINE, "exec"), {"recorder": recorder, "optimizer": optimizer})
+    state = recorder.take()
+    assert state is not None
+    assert state.line.endswith("\u540d:1")
+    assert len(state.line) < MAX_LINE / 2
 
 
 def test_all_optimizers_are_of_one_state() -> None:
