@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.study.step_jobs import figures_of, outcome_of
+from lockstep.launch.plan.options import LaunchOptions
+from lockstep.study.points import StepPoint
+from lockstep.study.step_jobs import about_plan, figures_of, outcome_of, plan_measurement
+from lockstep.world.devices import usable_cores
 
 PEER = "RuntimeError: [/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
 LAUNCHER = "lockstep: worker 1 of 2 on a failed with exit code 1"
@@ -86,3 +90,11 @@ def test_figures_of_a_job_are_those_of_all_workers() -> None:
     assert (figures["samples_per_second"], figures["samples_per_step"], figures["steps_per_second"]) == (40.0, 8.0, 5.0)
     assert (figures["measured_steps"], figures["peak_memory_bytes"], figures["memory_limit_bytes"]) == (3, 9, 10)
     assert figures["utilization"] == pytest.approx(0.6)
+
+
+def test_each_point_of_a_study_has_the_threads_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    most = usable_cores()
+    points = [StepPoint(workers, None, (), 0) for workers in (1, most)]
+    plans = [plan_measurement(LaunchOptions(), point, ["true"], "1,2,1,free", Path(), most) for point in points]
+    assert [about_plan(plan)["threads"] for plan in plans] == [1, 1]
