@@ -371,16 +371,16 @@ def test_the_functions_with_gradients_are_classes_too() -> None:
     hvd, ops = importlib.import_module("horovod.torch"), importlib.import_module("horovod.torch.mpi_ops")
     torch, everyone = importlib.import_module("torch"), hvd.global_process_set
     hvd.init()
-    x, none = torch.arange(4.0, requires_grad=True), (1.0, 1.0)
+    x, factors = torch.arange(4.0, requires_grad=True), (0.5, 2.0)
     for result in (
-        ops.HorovodAllreduce.apply(x, None, "a", hvd.Sum, *none, everyone),
-        *ops.HorovodGroupedAllreduce.apply(None, "b", hvd.Sum, *none, everyone, x, x),
+        ops.HorovodAllreduce.apply(x, None, "a", hvd.Sum, *factors, everyone),
+        *ops.HorovodGroupedAllreduce.apply(None, "b", hvd.Sum, *factors, everyone, x, x),
         ops.HorovodAllgather.apply(x, "c", everyone),
         *ops.HorovodGroupedAllgather.apply("d", everyone, x, x),
         ops.HorovodBroadcast.apply(x, 0, "e", everyone),
         ops.HorovodAlltoall.apply(x, None, "f", everyone),
-        ops.HorovodReducescatter.apply(x, "g", hvd.Sum, everyone, *none),
-        *ops.HorovodGroupedReducescatter.apply("h", hvd.Sum, everyone, *none, x, x),
+        ops.HorovodReducescatter.apply(x, "g", hvd.Sum, everyone, *factors),
+        *ops.HorovodGroupedReducescatter.apply("h", hvd.Sum, everyone, *factors, x, x),
     ):
         (gradient,) = torch.autograd.grad(result.square().sum(), x)
         assert gradient.tolist() == [0.0, 2.0, 4.0, 6.0]

@@ -85,6 +85,7 @@ def test_largest_batch_that_fits_is_searched_for_only_once(tmp_path: Path) -> No
     records = {record["batch"]: record for record in read_records(tmp_path / "study" / "batch.jsonl")}
     assert {size for size, record in records.items() if record["fits"]} == {16, 32, 40}
     assert records[40]["samples_per_step"] == pytest.approx(40)
+    assert records[40]["nodes"] == 1 <= records[40]["threads"]  # by which a record is found again
     assert "allocate memory" in records[64]["why"]
     again = _study(words[0], "--json", *words[1:], cwd=tmp_path)
     assert again.returncode == 0
