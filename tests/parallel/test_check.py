@@ -112,14 +112,6 @@ def test_steps_after_one_that_raised_are_seen() -> None:
     assert {answer.question: answer.verdict for answer in _answers("ddp_step_that_raises")}[SAME_WEIGHTS] == "yes"
 
 
-def test_the_command_names_the_line_and_the_fix(tmp_path: Path) -> None:
-    done = _check("inner_module", tmp_path)
-    assert done.returncode == 10
-    assert "✗ the weights stay equal after each step: no" in done.stdout
-    assert f"{PROGRAMS}:" in done.stdout
-    assert ": call the wrapped model instead of its .module" in done.stdout
-
-
 def test_a_correct_script_ends_with_0(tmp_path: Path) -> None:
     done = _check("hvd_optimizer", tmp_path, "--json")
     assert done.returncode == 0, done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import pickle
 import warnings
 import weakref
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import SHAPES, backward, bits, close, gradient, grads, mean, new_parameters, wrap
+from gradients import SHAPES, backward, bits, close, grads, mean, new_parameters, wrap
 from torch.nn.utils import clip_grad_norm_
 from worker_group import on_hvd_workers
 
@@ -128,37 +127,6 @@ def test_calls_in_a_wrong_order_are_refused() -> None:
         plain(parameters, optimizer) if "groups" in arguments else None
 
 
-@on_hvd_workers(2, unscales=[True, False])
-def test_gradient_scaler_skips_the_same_steps_on_all_workers(unscales: bool) -> str:
-    """Steps of mixed precision; in the third and the last a gradient of rank 1 alone is infinite."""
-    parameters = new_parameters(dtype=torch.float32)
-    optimizer = wrap(parameters)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    taken = []
-    for step in range(6):
-        before = bits(parameters)
-        optimizer.zero_grad()
-        factor = math.inf if hvd.rank() == 1 and step in (2, 5) else 1.0
-        terms = [
-            (p * gradient(p, i, hvd.rank(), step)).sum() * (factor if i == 1 else 1.0) for i, p in enumerate(parameters)
-        ]
-        scaler.scale(torch.stack(terms).sum()).backward()
-        optimizer.synchronize()
-        if unscales:
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(parameters, 1.0)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-        taken.append(bits(parameters) != before)
-    optimizer.zero_grad()
-    backward(parameters, hvd.rank())
-    optimizer.step()  # the last step was left out by the scaler: no warning for that
-    assert taken == [True, True, False, True, True, False]
-    assert scaler.get_scale() == 2.0
-    return bits(parameters)
-
-
 @on_hvd_workers(2)
 def test_a_model_may_be_wrapped_again_and_again() -> str:
     parameters = new_parameters()
@@ -271,16 +239,6 @@ def test_training_goes_on_after_a_disagreement(arguments: dict[str, Any]) -> str
     plain(parameters, optimizer)
     close(grads(parameters), mean(parameters, range(hvd.size())))
     return bits(parameters)
-
-
-@on_hvd_workers(2)
-def test_a_parameter_of_another_shape_fails_on_all_workers() -> None:
-    parameters = new_parameters([(4 + hvd.rank(),), (3,)])
-    optimizer = wrap(parameters, groups=2)
-    backward(parameters, hvd.rank())
-    with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched ALLREDUCE tensor shapes: .*\[4\].*\[5\]"):
-        optimizer.step()
-    close(parameters[1].grad, mean(parameters, [0, 1])[1])  # the rest is reduced all the same
 
 
 @on_hvd_workers(2)

@@ -135,16 +135,6 @@ def test_other_sets_of_names_are_an_error(rank: int) -> None:
     assert "layer0, " in error_of(hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), names), parameters)
 
 
-@on_hvd_workers(2)
-def test_optimizers_may_step_in_another_order_on_each_worker(rank: int) -> None:
-    parameters = parameters_of(1, 2)
-    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0)) for parameter in parameters]
-    backward(parameters)
-    for optimizer in reversed(optimizers) if rank else optimizers:
-        optimizer.step()
-    close([parameter[0].item() for parameter in parameters], [0.0, -8.0])
-
-
 @on_hvd_workers(2, form=[dict, list])
 def test_broadcasts_compare_names(form: Any, rank: int) -> str:
     pairs = [("weight", torch.ones(2)), *[("bias", torch.ones(2))] * (rank == 0)]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
@@ -102,14 +101,6 @@ def test_samples_that_seldom_draw_are_seeded_as_others(name: str, first: int) ->
     for size, start, processes in ((1, 2, 0), (2, 2, 2), (3, 0, 0)):
         data = RarelyNoisy(name, first)
         assert _read(size, epoch=1, start=start, data=data, global_batch=6, num_workers=processes) == alone[start:]
-
-
-def test_few_samples_are_read_again_to_seed_them() -> None:
-    data = RarelyNoisy("random", 0)
-    world = _world()
-    for _ in range(2):
-        list(world.loader(data, 6))
-    assert data.reads <= 2 * (23 + 64 + 1)
 
 
 class NoisyTensors(TensorDataset):
@@ -571,12 +562,6 @@ def test_batches_of_any_form_are_moved() -> None:
     assert batch["names"] == [("a", "a"), ("b", "b")]
     (kept,) = world.loader(Named(), 2, to_device=False, pin_memory=False)
     assert kept["x"].device.type == "cpu"
-
-
-def test_batches_equal_those_of_the_data_loader() -> None:
-    data = TensorDataset(torch.arange(10), torch.arange(10.0))
-    for ours, theirs in zip(_world().loader(data, 4), DataLoader(data, 4), strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,6 @@ def test_evaluation_sees_the_normalized_center_of_each_image(split: FileSplit, p
             assert torch.allclose(image.double(), expected, atol=1e-5)
 
 
-def test_loader_processes_make_the_same_batches(split: FileSplit) -> None:
-    alone, helped = _reader(split), _reader(split, processes=2)
-    for epoch in (None, 0, 7, None, 7):
-        assert _same(_read(helped, epoch), _read(alone, epoch))
-    helped.close()
-
-
 def test_augmentation_depends_only_on_epoch_and_image_number(split: FileSplit) -> None:
     reader = _reader(split)
     one_plan, other_plan = [np.array([4, 1])], [np.array([0, 1]), np.array([2, 4, 4])]

@@ -287,20 +287,6 @@ def test_even_shares_need_no_weight(tmp_path: Path) -> None:
     assert loop.run.step_count == 5
 
 
-def test_loops_without_a_loader_go_on_after_the_last_step(tmp_path: Path) -> None:
-    world = TrainingWorld(RankInfo(), torch.device("cpu"))
-    model = nn.Linear(1, 1)
-    run = world.run(tmp_path, model=model, checkpoint_steps=2, check_replicas=0)
-    for _ in run.epochs(3):
-        for number in range(5):
-            run.step(loss=float(number))
-        break
-    run.close()
-    again = world.run(tmp_path, model=model)
-    assert again.step_count == 4
-    again.close()
-
-
 def test_resumed_loops_without_a_loader_draw_the_same_numbers(tmp_path: Path) -> None:
     def draw(folder: Path, ends_at: int) -> list[tuple[float, float]]:
         world, drawn = TrainingWorld(RankInfo(), torch.device("cpu")), []
@@ -408,13 +394,6 @@ def test_extra_refuses_numpy_scalars_when_they_are_set(value: Any) -> None:
             set_to()
     extra.update(best=0.5)
     assert extra == {"best": 0.5}
-
-
-def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
-    first = Loop(tmp_path)
-    with pytest.raises(ConfigError, match="is in use"):
-        Loop(tmp_path)
-    first.run.close()
 
 
 def test_sums_and_means() -> None:

@@ -111,11 +111,6 @@ def test_invalid_host_file_is_refused(text: str) -> None:
         parse_hostfile(text)
 
 
-@pytest.mark.parametrize("name", ["node-1.site.org", "me@node_7", "10.0.0.1", "fe80::1", "me@[fe80::1]"])
-def test_names_and_addresses_are_hosts(name: str) -> None:
-    assert Host(name, 1).name == name
-
-
 @pytest.mark.parametrize(
     "name",
     [
