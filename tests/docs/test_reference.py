@@ -132,9 +132,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run that writes every kind of record but `stop`."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    flags = (
-        "--epochs 1 --max-steps 3 --batch-size 400 --log-every 1 --desired-acc 0.001 --io-every 0.05 --ema-decay 0.9"
-    )
+    flags = "--epochs 1 --max-steps 3 --batch-size 16 --log-every 1 --desired-acc 0.001 --io-every 0.05 --ema-decay 0.9"
     flags += " --precision O1 --device cpu"
     assert main(["train", "digits", *flags.split(), "--run-dir", str(folder)]) == 0
     return folder
