@@ -46,14 +46,19 @@ class Totals:
         return {"loss": self.loss / samples, **shares, "samples": int(self.count)}
 
 
+MAX_HELD = 64  # passes, of an evaluation or of a step that accumulates
+
+
 class Meter:
     """Accumulates this worker's steps on the device and reduces them over all workers on request.
 
-    Nothing is copied to the host before then, so the host does not wait for a GPU.
+    Nothing is copied to the host before then, so the host does not wait for a GPU. On a CPU, passes are summed together
+    when they are reduced: between a network's passes, an operation on a few numbers takes 14 µs, and then 2.
     """
 
     def __init__(self, world: World, has_classes: bool = True):
-        self._world, self._has_classes = world, has_classes
+        self._world, self._has_classes, self._dtype = world, has_classes, accelerator.sum_dtype(world.device)
+        self._held: list[Callable[[], None]] = []  # what is left to do, in order
         self._step: torch.Tensor | None = None  # the sum of the passes since `end_step`
         self._steps: list[torch.Tensor] = []
 
@@ -62,25 +67,37 @@ class Meter:
 
         Without classes, logits and labels are ignored.
         """
-        losses = losses.detach()
+        losses = losses.detach().to(self._dtype, copy=True)
         if self._has_classes:
             hits = best_guesses(logits.detach()) == labels.unsqueeze(1)
         else:
             hits = torch.zeros_like(losses, dtype=torch.bool).unsqueeze(1)
-        dtype = accelerator.sum_dtype(losses.device)
-        columns = (losses, hits[:, 0], hits.any(1), torch.ones_like(losses))
-        rows = torch.stack([each.to(dtype) for each in columns])
-        row = rows.sum(1) if weights is None else rows @ weights.to(dtype)
+        self._held.append(partial(self._sum, losses, hits, weights))
+        if losses.device.type != "cpu" or len(self._held) >= MAX_HELD:
+            self._settle()
+
+    def _sum(self, losses: torch.Tensor, hits: torch.Tensor, weights: torch.Tensor | None) -> None:
+        rows = torch.stack([losses, hits[:, 0], hits.any(1), torch.ones_like(losses)])
+        row = rows.sum(1) if weights is None else rows @ weights.to(self._dtype)
         self._step = row if self._step is None else self._step + row
 
     def end_step(self) -> None:
         """Combine the passes since the last call into one step."""
+        self._held.append(self._end_step)
+
+    def _end_step(self) -> None:
         if self._step is not None:
             self._steps.append(self._step)
             self._step = None
 
+    def _settle(self) -> None:
+        for finish in self._held:
+            finish()
+        self._held.clear()
+
     def is_finite(self, back: int) -> bool:
         """Return whether this worker's loss was finite in the step `back` steps before the last one (0: the last)."""
+        self._settle()
         return bool(self._steps[-1 - back][0].isfinite())
 
     def reduce(self) -> list[Totals]:
@@ -88,6 +105,7 @@ class Meter:
 
         All workers must have ended the same number of steps.
         """
+        self._settle()
         if not self._steps:
             return []
         table = self._world.sum_(torch.stack(self._steps))
@@ -96,8 +114,9 @@ class Meter:
 
     def reduce_passes(self) -> Totals:
         """Return the sum of all passes since the last call, over all workers. Collective; workers may add none."""
+        self._settle()
         device = self._world.device
-        row = torch.zeros(4, dtype=accelerator.sum_dtype(device), device=device) if self._step is None else self._step
+        row = torch.zeros(4, dtype=self._dtype, device=device) if self._step is None else self._step
         self._step = None
         return Totals(*self._world.sum_(row.to(device)).tolist())
 

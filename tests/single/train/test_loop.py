@@ -197,6 +197,21 @@ def test_passes_add_up_to_their_step_and_steps_stay_apart() -> None:
     assert meter.reduce() == []
 
 
+def test_sums_have_the_same_bits_whenever_they_are_reduced() -> None:
+    generator = torch.Generator().manual_seed(0)
+    often, late, losses = _meter(), _meter(), torch.empty(64)  # one buffer, as a custom loss may have
+    steps: list[Totals] = []
+    for _ in range(150):
+        losses.copy_(torch.rand(64, generator=generator))
+        logits, labels = torch.randn(64, 9, generator=generator), torch.randint(0, 9, (64,), generator=generator)
+        for meter in (often, late):
+            meter.add(losses, logits, labels)
+            meter.end_step()
+        steps += often.reduce()
+    assert late.reduce() == steps
+    assert len(set(steps)) == 150
+
+
 def test_evaluation_without_own_images_still_takes_part() -> None:
     assert _meter().reduce_passes() == Totals()
 
