@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from lockstep.seeding import seed_all
+from lockstep.seeding import AHEAD, seed_all, seed_step
 
 
-def _draw(seed: int, step: int, rank: int) -> tuple[float, float, float]:
-    seed_all(seed, step, rank)
+def _draw(*numbers: int, seed: Callable[..., None] = seed_all) -> tuple[float, float, float]:
+    seed(*numbers)
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
@@ -21,3 +22,9 @@ def test_the_same_step_draws_the_same_and_any_other_does_not() -> None:
     assert draws == [_draw(*place) for place in places]
     for library in zip(*draws, strict=True):
         assert len(set(library)) == len(places)
+
+
+def test_steps_hashed_together_draw_as_those_hashed_alone() -> None:
+    for step in (1, AHEAD - 1, AHEAD, 5 * AHEAD, 2**32 - 1, 2**32):
+        for numbers in ((7, step, 0), (7, step, 1), (7, 3, step, 1)):
+            assert _draw(*numbers, seed=seed_step) == _draw(*numbers)

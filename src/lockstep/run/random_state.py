@@ -9,7 +9,7 @@ from weakref import ref
 from zlib import crc32
 
 from lockstep.data.exact_loader import ExactLoader
-from lockstep.seeding import seed_all
+from lockstep.seeding import seed_all, seed_step
 
 NOT_FIRST = (0, 1 << 31)  # the stream of a loader that made room for that of a run
 
@@ -70,6 +70,6 @@ class RandomState:
         Args:
             agrees: Whether to seed `agreed`, too.
         """
-        seed_all(seed, epoch, step + 1, rank)
+        seed_step(seed, epoch, step + 1, rank)
         if agrees:
             self.agreed.seed(f"{seed} {epoch} {step}")

@@ -22,7 +22,7 @@ from lockstep.data.sets import Batch
 from lockstep.diagnosis import publisher
 from lockstep.models.nested import cast, leaves, map_tensors
 from lockstep.run.session import divides
-from lockstep.seeding import seed_all
+from lockstep.seeding import seed_step
 from lockstep.train.begin import save
 from lockstep.train.history import History
 from lockstep.train.job import Job
@@ -161,7 +161,7 @@ def train_epoch(job: Job) -> None:
         job.clock.begin("callbacks")
         job.hooks.begin_step()
         job.clock.begin("optimizer")
-        seed_all(job.config.seed, progress.step + 1, job.world.rank)
+        seed_step(job.config.seed, progress.step + 1, job.world.rank)
         stopping.ask()
         job.guard.begin(job)
         take_step(job, batch, position)
