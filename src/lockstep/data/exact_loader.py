@@ -195,7 +195,7 @@ class ExactLoader:
     @property
     def lacks_weights(self) -> bool:
         """Whether the loss must be weighted, but the weight was not read."""
-        return self.shares.needs_weights and not self._has_weighed
+        return not self._has_weighed and self.shares.needs_weights
 
     def begin(self, epoch: int, start_step: int = 0) -> None:
         """Set the epoch of the next pass, and the step at which it starts."""
@@ -296,16 +296,16 @@ class ExactLoader:
         drawn, first = np.zeros(0, np.uint64), 0
         for part in parts:
             self.next_step += part.starts_step
-            if part.places[-1] >= first + len(drawn):  # later ones follow in order
-                first = int(part.places[0])
-                places = np.arange(first, min(len(order), first + max(DRAWN, len(part.places))))
+            start, stop = int(part.places[0]), int(part.places[-1]) + 1
+            if stop > first + len(drawn):  # later ones follow in order
+                first, places = start, np.arange(start, min(len(order), start + max(DRAWN, len(part.places))))
                 drawn = Draws(self._seed, epoch, places).bits("sample")
-            seeds = drawn[part.places - first].tolist()
+            seeds = drawn[start - first : stop - first].tolist()
             collate = seeds[0] ^ 0xFFFFFFFFFFFFFFFF  # its complement: drawing another number takes 14 µs
             most = 1 if self._is_stream else max(spread, min(CHECKED_IN_BATCH, len(seeds)))
             checks = min(self._checks, most)
             self._checks -= checks
-            yield Request(epoch, of_epoch, order[part.places].tolist(), seeds, collate, checks)
+            yield Request(epoch, of_epoch, order[start:stop].tolist(), seeds, collate, checks)
 
     def recut(self, fractions: tuple[float, ...], first_step: int) -> None:
         """Change the workers' shares from a step of the epoch on, on all workers; it must not be before `next_step`."""

@@ -21,7 +21,7 @@ class Part(NamedTuple):
     """A batch of this worker, which is its part of a step or, with accumulation, of several batches of a step.
 
     Attributes:
-        places: Where its samples are in the order of the epoch, int64 [N].
+        places: Where its samples are in the order of the epoch, one after another, int64 [N].
         weight: The factor of the mean loss over this batch in the mean over the global batch, times the workers.
         starts_step: Whether it is the step's first batch.
         completes_step: Whether it is the last.
@@ -93,10 +93,11 @@ class Shares:
     def parts(self, step: int) -> list[Part]:
         """Return this worker's batches of a step."""
         sharding = self.sharding
-        place, count, passes = sharding.places(step), sharding.count(step), sharding.passes(step)
+        place, count = sharding.places(step), sharding.count(step)
         if place.start == place.stop:  # fewer samples than workers: it must take part in the step
             return [Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True)]
         whole = np.arange(place.start, place.stop)
+        passes = sharding.passes(step) if sharding.passes_per_step > 1 else 1
         pieces = np.array_split(whole, passes) if passes > 1 else [whole]
         return [
             Part(places, len(places) * sharding.size / count, number == 1, number == passes)

@@ -178,9 +178,9 @@ class StepLosses:
         """
         rows = self._rows
         self.__init__()  # type: ignore[misc]
-        own = getattr(given, "grad_fn", None)
-        scaled, number, is_division = _scaling(own) or (None, 1, False)
-        for row in (row for row in rows if len(row) > 1):
+        several, own = [row for row in rows if len(row) > 1], getattr(given, "grad_fn", None)
+        scaled, number, is_division = (_scaling(own) if several else None) or (None, 1, False)
+        for row in several:
             for column, (node, value) in enumerate(row[-1][0]):
                 is_multiple = node is not None and node is scaled
                 if is_multiple or (node is own if own is not None else _is_same(given, value)):

@@ -21,21 +21,20 @@ class Figures:
 
     def __init__(self, earlier: Mapping[str, Pairs]):
         """`earlier`: figures of an interrupted session, of all workers; on one of them."""
-        self._values: dict[str, list[float | torch.Tensor]] = {}
-        self._weights: dict[str, list[float | torch.Tensor]] = {}
+        self._pairs: dict[str, list[tuple[float | torch.Tensor, float | torch.Tensor]]] = {}
         self._earlier = dict(earlier)
 
     def add(self, figures: Mapping[str, float | torch.Tensor], weight: float | torch.Tensor) -> None:
+        share = _scalar(weight)
         for name, value in figures.items():
-            self._values.setdefault(name, []).append(_scalar(value))
-            self._weights.setdefault(name, []).append(_scalar(weight))
+            self._pairs.setdefault(name, []).append((_scalar(value), share))
 
     def own(self) -> dict[str, Pairs]:
         """Return each figure's numbers and weights in this worker's steps; waits for the device."""
         own = {name: list(pairs) for name, pairs in self._earlier.items()}
-        for name, values in self._values.items():
-            pairs = zip(_numbers(values), _numbers(self._weights[name]), strict=True)
-            own.setdefault(name, []).extend((number, weight) for number, weight in pairs if weight)
+        for name, pairs in self._pairs.items():
+            columns = map(_numbers, zip(*pairs, strict=True))
+            own.setdefault(name, []).extend((number, weight) for number, weight in zip(*columns, strict=True) if weight)
         return {name: tuple(pairs) for name, pairs in own.items()}
 
     def gather(self, world: World) -> dict[str, Pairs]:
