@@ -97,10 +97,9 @@ class Shares:
         if place.start == place.stop:  # fewer samples than workers: it must take part in the step
             return [Part(np.array([step * sharding.global_batch]), 0.0, True, True, is_filler=True)]
         whole = np.arange(place.start, place.stop)
-        passes = sharding.passes(step) if sharding.passes_per_step > 1 else 1
-        pieces = np.array_split(whole, passes) if passes > 1 else [whole]
+        pieces = np.array_split(whole, sharding.passes(step)) if sharding.passes_per_step > 1 else [whole]
         return [
-            Part(places, len(places) * sharding.size / count, number == 1, number == passes)
+            Part(places, len(places) * sharding.size / count, number == 1, number == len(pieces))
             for number, places in enumerate(pieces, start=1)
         ]
 

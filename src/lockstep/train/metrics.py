@@ -46,9 +46,6 @@ class Totals:
         return {"loss": self.loss / samples, **shares, "samples": int(self.count)}
 
 
-MAX_HELD = 64  # passes, of an evaluation or of a step that accumulates
-
-
 class Meter:
     """Accumulates this worker's steps on the device and reduces them over all workers on request.
 
@@ -56,9 +53,11 @@ class Meter:
     when they are reduced: between a network's passes, an operation on a few numbers takes 14 µs, and then 2.
     """
 
+    max_held = 64  # passes
+
     def __init__(self, world: World, has_classes: bool = True):
         self._world, self._has_classes, self._dtype = world, has_classes, accelerator.sum_dtype(world.device)
-        self._held: list[Callable[[], None]] = []  # what is left to do, in order
+        self._held: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None] = []  # None: a step's end
         self._step: torch.Tensor | None = None  # the sum of the passes since `end_step`
         self._steps: list[torch.Tensor] = []
 
@@ -72,27 +71,24 @@ class Meter:
             hits = best_guesses(logits.detach()) == labels.unsqueeze(1)
         else:
             hits = torch.zeros_like(losses, dtype=torch.bool).unsqueeze(1)
-        self._held.append(partial(self._sum, losses, hits, weights))
-        if losses.device.type != "cpu" or len(self._held) >= MAX_HELD:
+        self._held.append((losses, hits, weights))
+        if losses.device.type != "cpu" or len(self._held) >= self.max_held:
             self._settle()
-
-    def _sum(self, losses: torch.Tensor, hits: torch.Tensor, weights: torch.Tensor | None) -> None:
-        rows = torch.stack([losses, hits[:, 0], hits.any(1), torch.ones_like(losses)])
-        row = rows.sum(1) if weights is None else rows @ weights.to(self._dtype)
-        self._step = row if self._step is None else self._step + row
 
     def end_step(self) -> None:
         """Combine the passes since the last call into one step."""
-        self._held.append(self._end_step)
-
-    def _end_step(self) -> None:
-        if self._step is not None:
-            self._steps.append(self._step)
-            self._step = None
+        self._held.append(None)
 
     def _settle(self) -> None:
-        for finish in self._held:
-            finish()
+        for held in self._held:
+            if held is not None:
+                losses, hits, weights = held
+                rows = torch.stack([losses, hits[:, 0], hits.any(1), torch.ones_like(losses)])
+                row = rows.sum(1) if weights is None else rows @ weights.to(self._dtype)
+                self._step = row if self._step is None else self._step + row
+            elif self._step is not None:
+                self._steps.append(self._step)
+                self._step = None
         self._held.clear()
 
     def is_finite(self, back: int) -> bool:
@@ -216,8 +212,7 @@ def _pair(name: str, returned: Any, device: torch.device) -> torch.Tensor:
         total, count = (torch.as_tensor(each, dtype=dtype, device=device) for each in returned)
         return torch.stack(torch.broadcast_tensors(total, count))
     except (TypeError, ValueError, RuntimeError):
-        pass
-    raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_METRIC_FORM}")
+        raise ConfigError(f"metrics={{{name!r}: ...}} returned {returned!r:.100}; it {_METRIC_FORM}") from None
 
 
 _METRIC_FORM = "must be a function of (outputs, targets) that returns (sum, count) as numbers or tensors of equal shape"
