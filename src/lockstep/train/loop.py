@@ -114,7 +114,8 @@ def _train(job: Job) -> Result:
     # Resumed between training and evaluation.
     if progress.epoch_totals.count and progress.step % job.steps_per_epoch == 0:
         figures, measured = _end_epoch(job)
-    while progress.step < job.last_step and not _has_reached_target(job):
+    desired_acc = job.config.run.desired_acc or math.inf  # of any evaluation of the run, even before a resume
+    while progress.step < job.last_step and progress.best_top1 < desired_acc:
         before = progress.step
         train_epoch(job)
         if figures is None or progress.step > before:
@@ -149,7 +150,8 @@ def train_epoch(job: Job) -> None:
         return
     for tracker in job.session.trackers:
         tracker.begin_epoch(epoch, job.config.epochs, min(steps, job.last_step - epoch * steps), start)
-    _interrupt_measurement()
+    if observer.current:
+        observer.current.interrupt()
     job.network.train()
     batches = job.loading.train_loader.epoch(epoch, start)
     for position in range(start, steps):
@@ -185,16 +187,12 @@ def train_epoch(job: Job) -> None:
             report_steps(job)
             if durably is not None:
                 save(job, durably=durably)
-                _interrupt_measurement()
+                if observer.current:
+                    observer.current.interrupt()
         if stop:
             raise job.session.stop(job.last_step)
         if finished or progress.step >= job.last_step:  # a callback may have stopped the run at the checkpoint
             return
-
-
-def _interrupt_measurement() -> None:
-    if observer.current:
-        observer.current.interrupt()
 
 
 def take_step(job: Job, batch: Batch, position: int) -> None:
@@ -316,11 +314,6 @@ def _end_epoch(job: Job) -> tuple[dict[str, Any], Measured]:
     if _is_due(job, figures) or progress.step >= job.last_step:
         _save_evaluated(job, figures)
     return figures, measured
-
-
-def _has_reached_target(job: Job) -> bool:
-    """Return whether any evaluation of the run, even before a resume, reached --desired-acc; equal on all workers."""
-    return job.progress.best_top1 >= (job.config.run.desired_acc or math.inf)
 
 
 def _reaches_target(job: Job, figures: Mapping[str, Any]) -> bool:
