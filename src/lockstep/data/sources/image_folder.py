@@ -283,7 +283,8 @@ def _find_images(folder: Path, ignored: Counter[str]) -> list[Path]:
 def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
     """Walk a folder recursively and yield each folder with its files. Follows links, except to a parent folder."""
     ways: Counter[tuple[int, int]] = Counter()
-    above = {str(top): frozenset({_identity(str(top))})}
+    outer = {top, *top.absolute().parents, *top.resolve().parents}  # have images of other classes
+    above = {str(top): frozenset(_identity(str(each)) for each in outer)}
     for current, inner, files in os.walk(top, followlinks=True):
         yield current, files
         here = above.pop(current)

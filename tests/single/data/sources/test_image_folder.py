@@ -56,6 +56,7 @@ def test_circular_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
         (place / "inner").mkdir(parents=True)
         Image.new("RGB", (9, 9)).save(place / "inner" / "1.png")
         (place / "again").symlink_to("inner")
+        (place / "up").symlink_to("../..")
         for back in ("x", "y"):
             (place / back).symlink_to(".")
             (place / "inner" / back).symlink_to("..")
