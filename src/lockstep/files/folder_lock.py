@@ -147,7 +147,9 @@ class FolderLock:
             )
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the folder, but not from a forked child."""
+        if self._owner.pid != os.getpid():
+            return
         self._closing.set()
         try:
             self._thread.join()

@@ -10,7 +10,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -75,19 +74,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         raise
     engine.current = context
     atexit.register(shutdown)
-    _watch_forks()
-
-
-@cache
-def _watch_forks() -> None:
-    """Let forked children, such as DataLoader workers, keep the rank info, and release the connections."""
-    os.register_at_fork(after_in_child=_forget)
 
 
 def _forget() -> None:
     if engine.current is not None:
         atexit.unregister(shutdown)
         engine.current.abandon()
+
+
+os.register_at_fork(after_in_child=_forget)  # they keep the rank info, such as DataLoader workers
 
 
 def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:

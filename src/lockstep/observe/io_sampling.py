@@ -172,8 +172,8 @@ class IoSampler:
 
     def stop(self) -> None:
         """End the thread, and take a last sample."""
-        self._over.set()
-        if self._thread:
+        if self._thread and self._thread.is_alive():  # else this is a forked child
+            self._over.set()
             self._thread.join()
-            self._thread = None
-        self.sample()
+            self.sample()
+        self._thread = None

@@ -6,6 +6,7 @@ docs/howto/own-loop.md shows a loop. `lockstep.data.exact_loader` has the loader
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -235,6 +236,7 @@ class TrainingWorld(World):
         self._random.name_loaders(loader, state)
         run = open_run(self, self._random, config, loader, state, about or {})
         self._open.push(run.held)
+        _runs.add(run)
         self._pass_ends[:] = [run.pass_end]
         return run
 
@@ -296,6 +298,14 @@ class TrainingWorld(World):
 
 _connected: list[TrainingWorld] = []
 _replicas = WeakSet[DistributedDataParallel]()
+_runs = WeakSet["TrainingRun"]()
+_of_parent: list[ExitStack] = []  # what a forked child must not close: the process group, the lock, the records
+atexit.register(_of_parent.clear)  # while its generators can still end
+os.register_at_fork(
+    after_in_child=lambda: _of_parent.extend(
+        each.pop_all() for each in [*(run.held for run in _runs), *(world._open for world in _connected)]
+    )
+)
 
 
 def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> TrainingWorld:

@@ -45,8 +45,6 @@ class GroupPeers:
 
 
 SENT = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-
-
 SENT |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
 """Dtypes that all backends send."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,22 @@ def test_a_run_that_is_closed_by_a_loss_is_not_complete(tmp_path: Path) -> None:
     with pytest.raises(End):
         train()
     assert [each for each in read_records(tmp_path / "metrics.jsonl") if each["kind"] == "end"] == []
+
+
+def test_a_forked_child_closes_nothing_of_its_parent(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+
+    def fork() -> None:
+        if not (child := os.fork()):
+            try:
+                loop.run.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert (tmp_path / ".lock").exists()
+
+    loop.train_on(1, each_step=fork)
+    assert [record["kind"] for record in read_records(tmp_path / "metrics.jsonl")].count("end") == 1
 
 
 def test_what_comes_after_an_epoch_is_done_again(tmp_path: Path) -> None:
