@@ -5,7 +5,7 @@ Each worker stores its part of sharded tensors (FSDP2's), and any number of work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from lockstep.data.exact_loader import ExactLoader
 from lockstep.errors import ConfigError
 from lockstep.models.buffers import load_state
 from lockstep.models.nested import leaves, map_tensors
@@ -229,6 +230,45 @@ def places_of(states: Iterable[Any]) -> set[int]:
     """Return where in memory the tensors are."""
     tensors = [each for state in states for each in leaves(state) if isinstance(each, torch.Tensor)]
     return {(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in tensors}
+
+
+NOT_REPEATED = (
+    "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
+    "repeat what `if epoch == 1:` changes, but what `if epoch >= 1:` does"
+)
+
+
+class LoopChanges:
+    """What a loop has changed in models and data sets, such as requires_grad or a dropout's p: no state has it.
+
+    Attributes:
+        stored: What it had changed when the restored checkpoint was written.
+    """
+
+    def __init__(self, states: Mapping[str, Any]):
+        self._states, self.stored = states, dict[str, str]()
+        self._first = dict(self._values())
+
+    def now(self) -> dict[str, str]:
+        return {name: value for name, value in self._values() if self._first.get(name, value) != value}
+
+    def not_repeated(self) -> list[str]:
+        """Return a line on what a resumed loop has not changed again in its first step; later, nothing."""
+        now, stored, self.stored = dict(self._values()) if self.stored else {}, self.stored, {}
+        lost = [name for name in stored if name in now and stored[name] != now[name] == self._first.get(name)]
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return [NOT_REPEATED.format(name, stored[name], now[name], more) for name in lost[:1]]
+
+    def _values(self) -> Iterator[tuple[str, str]]:
+        for name, each in self._states.items():
+            model = unwrapped(each) if isinstance(each, nn.Module) else nn.Module()
+            yield from ((f"{name}.{key}.requires_grad", str(p.requires_grad)) for key, p in model.named_parameters())
+            owners = {"dataset": each.dataset} if isinstance(each, ExactLoader) else dict(model.named_modules())
+            for path, owner in owners.items():
+                own = {} if isinstance(owner, DistributedDataParallel) else getattr(owner, "__dict__", {})
+                for key, value in own.items():
+                    if isinstance(value, bool | int | float | str) and key[0] != "_" and key != "training":
+                        yield ".".join(filter(None, (name, path, key))), repr(value)
 
 
 class Extra(dict[str, Any]):

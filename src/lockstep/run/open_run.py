@@ -25,13 +25,14 @@ from lockstep.errors import ConfigError, plural
 from lockstep.files.output import say
 from lockstep.observe.io_sampling import IoSampler
 from lockstep.run.messages import name_arguments
-from lockstep.run.named_states import EXTRA, Extra, Stateful, is_sharded, places_of
+from lockstep.run.named_states import EXTRA, Extra, LoopChanges, Stateful, is_sharded, places_of
 from lockstep.run.position import LoopPosition
 from lockstep.run.random_state import RandomState
 from lockstep.run.records.run_folder import holding_run
 from lockstep.run.records.trackers import INFO, Tracker
 from lockstep.run.replicas import check_shares
 from lockstep.run.resume import find_resume_point, open_session, restore
+from lockstep.run.save_points import CHANGED
 from lockstep.run.session import RunDescription
 from lockstep.run.training_run import TrainingRun
 from lockstep.world.world import World
@@ -95,10 +96,12 @@ def open_run(
             gathers_state=is_gathered,
             is_sharded=shards,
             differs_by_host=not is_gathered,
+            changes=LoopChanges({"loader": loader, **state}),
         )
         if point.state is not None:
             position, stored = restore(point, described, LoopPosition)
             first = dict(stored.job.get(SETTINGS, {}))
+            described.changes.stored = dict(stored.job.get(CHANGED, {}))
             overridden, settings = describe_overridden(settings, first), settings | first
         identity[SETTINGS] = settings  # not compared, since the state was restored before
         session = open_session(point, config, world, folder, described, position)
@@ -109,8 +112,7 @@ def open_run(
         session.say([*point.notes, *io.notes, *overridden])
         if position.step:
             session.say([f"resumed after step {position.step:,}, in epoch {position.epoch + 1}, from {point.state}"])
-        figures = position.figures if world.is_main else {}  # those of all workers
-        run = TrainingRun(session, random, loader, extra, figures)
+        run = TrainingRun(session, random, loader, extra, position.figures if world.is_main else {})  # of all workers
         stack.push(run.held)
         stack.callback(run.end)
         for each in loaders:

@@ -27,6 +27,7 @@ from lockstep.run.position import LoopPosition
 from lockstep.run.session import Session, divides
 from lockstep.world.generations import HostsChangedError
 
+CHANGED = "changed by the loop"  # in the job of a checkpoint, with what must be equal
 DIFFERS = (
     "{0}= differs between the workers: checkpoints have worker 0's, which a resumed run gives to all; to keep each, "
     "let its state_dict return world.gather(...) of them"
@@ -68,6 +69,10 @@ class SavePoints:
 
     def count_step(self) -> None:
         self.is_optimized, self.is_counted = False, True
+
+    def note_changes(self) -> None:
+        described = self._session.described
+        described.identity[CHANGED] = described.changes.now()
 
     def request(self, best: bool, is_place: bool) -> None:
         """Write a checkpoint here, if this is a place for it, else at the next one. Collective."""
@@ -123,6 +128,8 @@ class SavePoints:
     def end_step(self) -> None:
         """Write a checkpoint or a snapshot in memory if one is due, and stop if that was requested. Collective."""
         stopping = self._session.stopping
+        if self._has_asked:
+            self._session.say(self._session.described.changes.not_repeated())
         self._is_stopping = self._is_stopping or (self._has_asked and stopping.answer())
         durably = self._session.due(self._is_stopping)
         is_due = self.is_late or durably is not None
@@ -130,6 +137,7 @@ class SavePoints:
             self.is_late = True
         else:
             if is_due:
+                self.note_changes()
                 self.save(durably=self.is_late or bool(durably))
             if self._is_stopping:
                 self._stop()

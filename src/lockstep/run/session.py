@@ -24,7 +24,7 @@ from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.run.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.run.checkpoints.memory_snapshots import NONE, WRITER, snapshot_interval
 from lockstep.run.checkpoints.snapshot import HostCopies, Snapshot
-from lockstep.run.named_states import gather_states, is_sharded, unwrapped
+from lockstep.run.named_states import LoopChanges, gather_states, is_sharded, unwrapped
 from lockstep.run.position import Position
 from lockstep.run.records.job_energy import JobEnergy
 from lockstep.run.records.run_folder import RunFolder, logger
@@ -89,6 +89,7 @@ class RunDescription:
     is_sharded: bool = False
     differs_by_host: bool = False
     protects_late: bool = False
+    changes: LoopChanges = field(default_factory=lambda: LoopChanges({}))
 
     @property
     def models(self) -> list[nn.Module]:
@@ -220,7 +221,7 @@ class Session(Generic[P]):
         def copy() -> Snapshot:
             with copies.making() as wait:  # the device may still be copying
                 copied = copies.copy(model), copies.copy(states)
-                return Snapshot(progress.step, *copied, to_mapping(progress), about, described.identity, wait)
+                return Snapshot(progress.step, *copied, to_mapping(progress), about, dict(described.identity), wait)
 
         writer.save(copy, is_best or (durably and 0 < progress.step == progress.best_step))
         if not described.protects_late:

@@ -250,6 +250,7 @@ class TrainingRun:
 
     def _note_pass_end(self, is_early: bool) -> None:
         assert self._loader is not None
+        self._points.note_changes()
         self.pass_end.note(self._position.epoch, self._loader.steps_done, is_early)
 
     def _end_batches(self) -> None:

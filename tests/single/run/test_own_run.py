@@ -138,6 +138,25 @@ def test_a_forked_child_closes_nothing_of_its_parent(tmp_path: Path) -> None:
     assert [record["kind"] for record in read_records(tmp_path / "metrics.jsonl")].count("end") == 1
 
 
+@pytest.mark.parametrize(("epochs", "count"), [({1}, 1), ({1, 2}, 0), ({2}, 0)])
+def test_changes_that_a_resumed_loop_does_not_make_again_are_named(
+    epochs: set[int], count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for end in (2, 3):
+        loop = Loop(tmp_path)
+        for epoch in loop.run.epochs(end):
+            if epoch in epochs:
+                loop.model[0].requires_grad_(False)
+            loop.model[1].p = 0.3
+            for inputs, labels in loop.train:
+                loop.take_step(inputs, labels)
+            loop.model[1].p = 0.0  # as for an evaluation
+        loop.run.close()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "does not repeat" in line]
+    assert len(lines) == count
+    assert all("model.0.weight.requires_grad was False" in line and "1 more" in line for line in lines)
+
+
 def test_what_comes_after_an_epoch_is_done_again(tmp_path: Path) -> None:
     """A run that ends in an evaluation has all of the epoch's steps, and resumes before the evaluation."""
     loop = Loop(tmp_path, {"checkpoint_steps": 6})
