@@ -239,7 +239,7 @@ class ExactLoader:
         parts, requested = tee(self._parts(start))
         requests = self._make_requests(requested, self.shares.order(epoch), epoch, start)
         self.steps_done, self._part, self.next_step = start, None, start
-        self.is_passing = True
+        self.is_passing, self._digest = True, ""  # of this epoch; another one's items may be in another order
         batches = self._processes.start(requests) if start < self.shares.steps else iter(())
         is_left = True
         try:

@@ -481,6 +481,9 @@ def test_each_pass_over_a_stream_starts_it_again() -> None:
     first, second = ([number for numbers, _ in loader for number in numbers.tolist()] for _ in range(2))
     assert first != second
     assert sorted(first) == sorted(second) == list(range(23))
+    resumed = _world().loader(NoisyStream(), 6, num_workers=2)
+    resumed.begin(1, 3)  # fewer batches are left than there are loader processes
+    assert [sum(1 for _ in resumed) for _ in range(2)] == [1, 4]
     test = _world(1, 2).loader(NoisyStream(), 4, evaluate=True)
     once, again = ([number for numbers, _ in test for number in numbers.tolist()] for _ in range(2))
     assert once == again
