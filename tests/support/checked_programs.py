@@ -870,6 +870,16 @@ def ddp_joins() -> None:
 
 
 @correct
+def ddp_joins_in_each_epoch() -> None:
+    model = replica()
+    part = Subset(data(), range(120) if rank else range(120, SAMPLES))
+    loader, optimizer = DataLoader(part, BATCH, shuffle=True), sgd(model)
+    for _ in range(2):
+        with model.join():
+            train(model, optimizer, loader, epochs=1)
+
+
+@correct
 def ddp_frozen() -> None:
     start()
     model = net()

@@ -177,6 +177,8 @@ def _same_weights(trained: Trained) -> Finding:
         return Finding(SAME_WEIGHTS, "yes", plural(len(trained.steps), "step"))
     if trained.is_averaged:
         return Finding(SAME_WEIGHTS, "yes", "from time to time: they differ after some steps, and are averaged later")
+    if len({*trained.taken}) > 1 and any(each["joins"] for row in trained.steps for each in row):
+        return Finding(SAME_WEIGHTS, "not seen", f"from step {first + 1} on: of other batches, within join()")
     if trained.made[0]["has_local_sgd"]:
         text = f"the program averages them from time to time, but not within {plural(len(trained.steps), 'step')}"
         return Finding(SAME_WEIGHTS, "not seen", text)
