@@ -265,8 +265,7 @@ class LoopChanges:
             yield from ((f"{name}.{key}.requires_grad", str(p.requires_grad)) for key, p in model.named_parameters())
             owners = {"dataset": each.dataset} if isinstance(each, ExactLoader) else dict(model.named_modules())
             for path, owner in owners.items():
-                own = {} if isinstance(owner, DistributedDataParallel) else getattr(owner, "__dict__", {})
-                for key, value in own.items():
+                for key, value in {**vars(type(owner)), **getattr(owner, "__dict__", {})}.items():
                     if isinstance(value, bool | int | float | str) and key[0] != "_" and key != "training":
                         yield ".".join(filter(None, (name, path, key))), repr(value)
 

@@ -139,7 +139,7 @@ def test_a_forked_child_closes_nothing_of_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("epochs", "count"), [({1}, 1), ({1, 2}, 0), ({2}, 0)])
-def test_changes_that_a_resumed_loop_does_not_make_again_are_named(
+def test_what_a_resumed_loop_does_not_change_again_is_named(
     epochs: set[int], count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for end in (2, 3):
