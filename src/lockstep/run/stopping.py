@@ -187,6 +187,26 @@ class Stopping:
 
 
 _left: list[Stopping] = []  # that of a run which a loss has interrupted, until it goes on
+_forking = threading.local()
+
+
+def _hold_back() -> None:
+    """Block SIGTERM before a fork: Python forgets a signal that reaches a child before its first instruction."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _end_as_before() -> None:
+    """Let SIGTERM end a forked child, such as one of multiprocessing.Pool, which waits for that end."""
+    if isinstance(stopping := getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Stopping):
+        signal.signal(signal.SIGTERM, stopping._earlier[signal.SIGTERM])
+    _let_through()
+
+
+os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_end_as_before)
 
 
 class StoppingTogether(Stopping):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +149,17 @@ def test_what_was_ignored_stays_ignored() -> None:
 
 def _data() -> TensorDataset:
     return TensorDataset(torch.randn(40, 1, 2, 2), torch.arange(40) % 2)
+
+
+def test_a_forked_child_can_be_terminated() -> None:
+    """Also before its first instruction, as when a pool is closed at once."""
+    with Stopping(has_launcher=True).listening():
+        for _ in range(10):
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join(30)
+            assert child.exitcode == -signal.SIGTERM
 
 
 def test_fit_works_in_another_thread(tmp_path: Path) -> None:
