@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 QUANTILES = (63.7, 9.92, 5.84, 4.6, 4.03, 3.71, 3.5, 3.36, 3.25, 3.17)  # of Student's t for 99 %, by degrees of freedom
 MAX_RATIO = math.log(1000.0)  # at which intervals are cut
+NEGLIGIBLE = 5e-4  # is shown as 0.0 %
 MAX_BLOCKS = 10  # of a run
 MIN_QUIET = 9  # runs
 QUIET_INFLATION = 2.0  # of the variance, as the quieter half of normal values varies less than their mean
@@ -65,7 +66,7 @@ class Interval(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        return self.low > 0 or self.high < 0
+        return self.low > NEGLIGIBLE or self.high < -NEGLIGIBLE
 
     @property
     def bound(self) -> float:

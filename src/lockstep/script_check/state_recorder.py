@@ -211,6 +211,7 @@ class StateRecorder:
             for wrapper in self._wrappers
             if wrapper.process_group.size() == distributed.get_world_size()
             and getattr(wrapper, "_comm_hooks", None) == []  # a hook may average over some of the workers
+            and not getattr(getattr(wrapper, "_join_config", None), "enable", False)  # so may steps within join()
             for parameter in managed_by(wrapper, wrapper.module)
         )
 

@@ -74,7 +74,7 @@ def test_stall_shuts_the_job_down_if_requested_after_a_warning(warning: str) -> 
         logging.getLogger("lockstep.hvd").addHandler(kept)
         hvd.init()
         start = time.monotonic()
-        with pytest.raises(hvd.HorovodInternalError, match=r"STALL_SHUTDOWN_TIME|rank . disconnected") as error:
+        with pytest.raises(hvd.HorovodInternalError, match=r"STALL_SHUTDOWN_TIME|disconnected") as error:
             hvd.allreduce(torch.ones(1), name=f"of {hvd.rank()}")
         return str(error.value), time.monotonic() - start, kept.lines
 
