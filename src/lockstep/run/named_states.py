@@ -232,6 +232,7 @@ def places_of(states: Iterable[Any]) -> set[int]:
     return {(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in tensors}
 
 
+LONG = 100  # characters: a text is data, not a setting
 NOT_REPEATED = (
     "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
     "repeat what `if epoch == 1:` changes, but what `if epoch >= 1:` does"
@@ -263,10 +264,13 @@ class LoopChanges:
         for name, each in self._states.items():
             model = unwrapped(each) if isinstance(each, nn.Module) else nn.Module()
             yield from ((f"{name}.{key}.requires_grad", str(p.requires_grad)) for key, p in model.named_parameters())
-            owners = {"dataset": each.dataset} if isinstance(each, ExactLoader) else dict(model.named_modules())
-            for path, owner in owners.items():
-                for key, value in {**vars(type(owner)), **getattr(owner, "__dict__", {})}.items():
-                    if isinstance(value, bool | int | float | str) and key[0] != "_" and key != "training":
+            owners = {path: vars(module) for path, module in model.named_modules()}
+            if isinstance(each, ExactLoader):
+                owners = {"dataset": {**vars(type(each.dataset)), **getattr(each.dataset, "__dict__", {})}}
+            for path, own in owners.items():
+                for key, value in own.items():
+                    is_plain = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < LONG)
+                    if is_plain and key[0] != "_" and key != "training":
                         yield ".".join(filter(None, (name, path, key))), repr(value)
 
 
