@@ -38,6 +38,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = nodeid.partition("::")[0]
             return "hosts" if path.startswith(ON_HOSTS) else path if _is_shared(config.rootpath / path) else nodeid
 
+        def remove_node(self, node: Any) -> str | None:
+            """Give what a crashed process has left to others; return the test in which it crashed.
+
+            pytest-xdist 3.8 also assigns what is finished, as units without a test, after which a process waits for
+            ever, and the test that has crashed.
+            """
+            work = self.assigned_work[node]
+            crashed = next((name for unit in work.values() for name, is_done in unit.items() if not is_done), None)
+            for scope, unit in [*work.items()]:
+                unit |= {crashed: True} if crashed in unit else {}
+                if all(unit.values()):
+                    del work[scope]
+            super().remove_node(node)
+            return crashed
+
         def _reschedule(self, node: Any) -> None:
             """Give a process its next tests; after a crash, its successor has none until it has collected them.
 

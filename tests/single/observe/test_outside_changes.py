@@ -21,9 +21,13 @@ class Stream(IterableDataset[Any]):
         return iter([1])
 
 
+groups = []  # kept: a thread of Gloo's that is the last to hold its group, after a hook, cannot end itself
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    groups.append(dist.group.WORLD)
     yield
     dist.destroy_process_group()
 
