@@ -235,7 +235,7 @@ def places_of(states: Iterable[Any]) -> set[int]:
 LONG = 100  # characters: a text is data, not a setting
 NOT_REPEATED = (
     "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
-    "repeat what `if epoch == 1:` changes, but what `if epoch >= 1:` does"
+    "repeat what the loop changes under `if epoch == 1:`; write `if epoch >= 1:`"
 )
 
 
