@@ -160,7 +160,7 @@ def _larger_batch(step: MeasuredStep) -> ProposedChange:
 def _loader_processes(step: MeasuredStep) -> ProposedChange | None:
     """More loader processes use the cores that are idle now, and hide all loading if these suffice."""
     facts, waits = step.facts, step.data_wait
-    is_known = facts.loader_processes >= 0 and facts.cores
+    is_known = 0 <= facts.loader_processes < MAX_PROCESSES and facts.cores
     if not is_known or facts.free_cores < MIN_FREE_CORES or waits < WORTH * step.seconds:
         return None
     rest = max(step.seconds - waits, 0.05 * step.seconds)

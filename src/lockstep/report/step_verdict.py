@@ -61,12 +61,12 @@ def explain(step: MeasuredStep) -> StepVerdict:
         return StepVerdict(
             "", f"too short to say what bounds the step: {measured}; {MIN_STEPS} steps and 5 s are enough"
         )
-    if step.difference > MAX_DIFFERENCE:
-        return StepVerdict("", f"too noisy to say what bounds the step: its times differ by {percent(step.difference)}")
     slow = find_slow_rank(step)
     parts = parts_of_step(step, slow)
     part = max(parts, key=lambda part: parts[part])
     bound = _refine(part, step, parts)
+    if step.difference > MAX_DIFFERENCE and bound != "threads":  # threads that wait for cores cause such differences
+        return StepVerdict("", f"too noisy to say what bounds the step: its times differ by {percent(step.difference)}")
     text = TEXTS[bound].format(part=_of_step(parts[part], step), **_figures(step, slow))
     return StepVerdict(bound, text, best_changes(step, slow))
 

@@ -55,6 +55,11 @@ VERDICTS = {
         "data",
         "loader",
     ),
+    "slow loader with the most processes": (
+        _step(replace(FREE, loader_processes=16), data_wait=60, forward=10, backward=20, optimizer=1),
+        "data",
+        "threads",
+    ),
     "slow loader on busy cores": (_step(data_wait=60, forward=10, backward=20, optimizer=1), "data", ""),
     "slow link": (_slow_link(), "slow link", "powersgd"),
     "slow link with compression": (
@@ -84,6 +89,11 @@ VERDICTS = {
     ),
     "too many threads": (
         _step(replace(FACTS, threads=8, tensors=2), forward=100, backward=200, optimizer=1),
+        "threads",
+        "threads",
+    ),
+    "too many threads, whose waits make the times differ": (
+        _step(replace(FACTS, threads=8, tensors=2), difference=0.2, forward=100, backward=200, optimizer=1),
         "threads",
         "threads",
     ),
