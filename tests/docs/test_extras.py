@@ -98,10 +98,10 @@ REFUSED = {
 
 
 def test_every_extra_is_used_and_every_named_extra_exists() -> None:
-    assert USES.keys() == EXTRAS.keys() - {"imagenet"}  # which installs nothing
+    assert USES.keys() == EXTRAS.keys()
     files = [*pages(), *(ROOT / "src").rglob("*.py"), *(ROOT / "compat").rglob("*.py")]
     named = {(name, file) for file in files for name in NAMED.findall(file.read_text())}
-    assert {name for name, _ in named} == EXTRAS.keys() - {"imagenet"}, named
+    assert {name for name, _ in named} == EXTRAS.keys(), named
 
 
 @pytest.fixture(scope="module")
