@@ -20,9 +20,9 @@ SYNCHRONIZED = (GlobalBatchNorm, nn.SyncBatchNorm)
 
 
 CAUSES = (
-    "Likely causes: code that changes weights on one worker (if rank == 0: ...), a module that initializes or loads "
-    "weights itself, or a faulty processor or memory. Resume from the last good checkpoint with --resume auto; if the "
-    "same host differs again, exclude it"
+    "Likely causes: code that changes weights on one worker (if rank == 0: ...), parameters unfrozen without another "
+    "world.prepare(), a module that initializes or loads weights itself, or a faulty processor or memory. Resume from "
+    "the last good checkpoint with --resume auto; if the same host differs again, exclude it"
 )
 
 
