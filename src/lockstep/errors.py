@@ -18,6 +18,16 @@ class LockstepError(Exception):
     retryable = False
     """Whether restarting the workers may help."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__())  # it may quote an untrusted file, and a script's traceback shows it
+
+
+def printable(text: str) -> str:
+    """Escape characters that control a terminal, such as escape sequences and changes of writing direction."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )
+
 
 MAX_CHARACTERS = 300  # of a line of a library's error text, which may quote a file's content
 # torch puts NCCL's own reason behind this: in the line after it until 2.14, in the same line since 2.15.

@@ -14,7 +14,6 @@ from importlib import import_module
 from lockstep import __version__
 from lockstep.errors import INTERRUPTED, ConfigError, LockstepError, reached_limit
 from lockstep.files.output import guarded, keep_going, say, with_output
-from lockstep.files.untrusted import printable
 
 COMMANDS = {
     "train": "train a model on a data set or a folder of images",
@@ -78,8 +77,7 @@ def _run(arguments: Sequence[str]) -> int:
         code: int = import_module(f"lockstep.cli.{arguments[0]}").main(arguments[1:])
         return code
     except LockstepError as error:
-        text = printable(f"lockstep {arguments[0]}: error: {error}")  # it may quote an untrusted file
-        say(text)
+        say(f"lockstep {arguments[0]}: error: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:

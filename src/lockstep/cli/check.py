@@ -14,9 +14,8 @@ from lockstep.cli.run import split
 from lockstep.config.flags import arg
 from lockstep.config.values import check_global_batch
 from lockstep.diagnosis import CHECK
-from lockstep.errors import ConfigError, plural, require
+from lockstep.errors import ConfigError, plural, printable, require
 from lockstep.files.output import say
-from lockstep.files.untrusted import printable
 from lockstep.launch.controller.job_series import JobSeries, collect
 from lockstep.launch.forking.python_command import PRELOAD
 from lockstep.launch.node.hardware import count_gpus

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
 from lockstep.diagnosis.phases import STEP_PARTS
-from lockstep.errors import require
+from lockstep.errors import printable, require
 from lockstep.files.output import say
-from lockstep.files.untrusted import printable
 
 if TYPE_CHECKING:
     from lockstep.report.comparison import Comparison

@@ -11,8 +11,7 @@ from typing import Annotated
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import arg
-from lockstep.errors import ConfigError
-from lockstep.files.untrusted import printable
+from lockstep.errors import ConfigError, printable
 from lockstep.launch.plan.hosts import names_of_this_machine
 from lockstep.launch.plan.options import LaunchOptions
 from lockstep.launch.plan.site_profiles import Site, find_site

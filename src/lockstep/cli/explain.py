@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from lockstep.cli.parse import parse
 from lockstep.cli.script import split_at_dashes
 from lockstep.config.flags import Positional, arg
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, printable
 from lockstep.files.output import say
-from lockstep.files.untrusted import printable
 
 if TYPE_CHECKING:
     from lockstep.report.run import Run

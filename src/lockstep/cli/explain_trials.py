@@ -12,10 +12,9 @@ from typing import Any
 
 from lockstep.cli.recorded_program import FLAG, RecordedProgram, check_hosts
 from lockstep.diagnosis.observed_steps import ProgramFacts
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, printable
 from lockstep.files.jsonl import mapping
 from lockstep.files.output import say
-from lockstep.files.untrusted import printable
 from lockstep.launch.controller.job_series import JobSeries
 from lockstep.launch.plan.job_plan import JobPlan
 from lockstep.report.read_steps import facts_of

@@ -10,8 +10,7 @@ from typing import Annotated
 
 from lockstep.cli.parse import parse
 from lockstep.config.flags import Positional, arg
-from lockstep.errors import ConfigError, require
-from lockstep.files.untrusted import printable
+from lockstep.errors import ConfigError, printable, require
 from lockstep.report.scaling_series import THRESHOLD, check_threshold
 
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import psutil
 
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.errors import ConfigError, LockstepError, printable
 from lockstep.files.atomic import partial_of, replacing
 from lockstep.files.output import say
-from lockstep.files.untrusted import open_plain, parse_json, printable
+from lockstep.files.untrusted import open_plain, parse_json
 
 LOCK_FILE = ".lock"
 TURN_SECONDS = 0.01

@@ -10,6 +10,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import printable
+
 MAX_BYTES = 64 << 20  # the manifest of a pack of 10 million images takes a few MiB
 MAX_JSON_VALUES = 2_000_000  # Python needs 0.5 s and 150 MB for this many lists
 MAX_DIGITS = 20  # of a JSON integer, including its sign; enough for 64 bits
@@ -154,10 +156,3 @@ def read_yaml(path: Path) -> Any:
 def printable_name(name: str) -> str:
     """Escape a file or class name for one line: as `printable`, with newlines and tabs escaped, too."""
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
-
-
-def printable(text: str) -> str:
-    """Escape characters that control a terminal, such as escape sequences and changes of writing direction."""
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
-    )

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep import __version__
 from lockstep.diagnosis import publisher
-from lockstep.errors import ConfigError, LockstepError, bit_rate, first_line
-from lockstep.files.untrusted import printable
+from lockstep.errors import ConfigError, LockstepError, bit_rate, first_line, printable
 from lockstep.launch.gpus_doctor import NO_ANSWER, within
 from lockstep.launch.machine_doctor import examine
 from lockstep.launch.nccl_log import NetworkInUse, read_nccl_log

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.config.values import NOTICE
-from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer, reached_limit
+from lockstep.errors import INTERRUPTED, LockstepError, StoppedError, is_lost_peer, printable, reached_limit
 from lockstep.files.output import report_to_launcher, say
-from lockstep.files.untrusted import printable
 from lockstep.world.generations import survive
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World, connect, disconnect

@@ -5,7 +5,6 @@ A resume compares settings of the script with those of the run: the order of sam
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,10 +19,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from lockstep.config.run_paths import typed_command
 from lockstep.config.schema import TrainConfig
 from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.seeded_samples import digest_of
 from lockstep.data.shares import Shares
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import say
 from lockstep.observe.io_sampling import IoSampler
+from lockstep.run.checkpoints.checkpoint_format import mapping_in
 from lockstep.run.messages import name_arguments
 from lockstep.run.named_states import EXTRA, Extra, LoopChanges, Stateful, is_sharded, places_of
 from lockstep.run.position import LoopPosition
@@ -100,8 +101,9 @@ def open_run(
         )
         if point.state is not None:
             position, stored = restore(point, described, LoopPosition)
-            first = dict(stored.job.get(SETTINGS, {}))
-            described.changes.stored = dict(stored.job.get(CHANGED, {}))
+            first, described.changes.stored = (
+                mapping_in(stored.job, name, point.state, missing={}) for name in (SETTINGS, CHANGED)
+            )
             overridden, settings = describe_overridden(settings, first), settings | first
         identity[SETTINGS] = settings  # not compared, since the state was restored before
         session = open_session(point, config, world, folder, described, position)
@@ -143,8 +145,7 @@ def order_of(loader: ExactLoader) -> str:
     assert isinstance(shares, Shares)
     if shares.sampler is None:
         return f"shuffle={shares.shuffle}"
-    digest = hashlib.sha256(shares.order(0).tobytes()).hexdigest()[:8]
-    return f"sampler={type(shares.sampler).__name__} (order {digest})"
+    return f"sampler={type(shares.sampler).__name__} (order {digest_of([shares.order(0)])[:8]})"
 
 
 def classes_of(state: Mapping[str, Any]) -> dict[str, str]:

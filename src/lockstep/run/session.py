@@ -19,7 +19,7 @@ from lockstep.config.schema import TrainConfig
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.oversubscription import BusyCores
 from lockstep.errors import CheckpointError, NonFiniteLossError, StoppedError, plural
-from lockstep.files.untrusted import printable
+from lockstep.files.untrusted import printable_name
 from lockstep.run.checkpoints import checkpoint_folder
 from lockstep.run.checkpoints.checkpoint_folder import Checkpoints
 from lockstep.run.checkpoints.memory_snapshots import NONE, WRITER, snapshot_interval
@@ -144,7 +144,7 @@ class Session(Generic[P]):
     def say(self, lines: Sequence[str], level: int = INFO) -> None:
         """Print lines on rank 0 if the level is enabled, and log them on every worker."""
         for line in lines:
-            shown = printable(line)  # names of files and classes are untrusted
+            shown = printable_name(line)  # names of files and classes are untrusted
             for tracker in self.trackers:
                 tracker.say(shown, level)
             logger.info(shown)

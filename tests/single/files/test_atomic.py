@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from lockstep.config.run_paths import all_in, complete, newest
+from lockstep.errors import printable
 from lockstep.files.atomic import partial_of, replacing, sync
-from lockstep.files.untrusted import parse_json, parse_yaml, printable, read_bytes
+from lockstep.files.untrusted import parse_json, parse_yaml, read_bytes
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from lockstep.config.run_paths import COMMAND, typed_command
 from lockstep.diagnosis import OBSERVE, REPORT
+from lockstep.errors import printable
 from lockstep.files.output import say
-from lockstep.files.untrusted import parse_json, printable
+from lockstep.files.untrusted import parse_json
 from lockstep.launch.controller.host_process import Subprocess, start_process
 from lockstep.launch.controller.image_packages import copy_packages
 from lockstep.launch.controller.job_signals import FORWARDED, STOP

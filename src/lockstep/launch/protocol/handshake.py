@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from lockstep.errors import LockstepError
-from lockstep.files.untrusted import printable
+from lockstep.errors import LockstepError, printable
 from lockstep.launch.plan.worker_variables import SECRET
 from lockstep.launch.protocol import messages
 from lockstep.launch.protocol.reachability import CHALLENGE_BYTES, proof

@@ -16,10 +16,10 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep.config.run_paths import is_training
-from lockstep.errors import plural
+from lockstep.errors import plural, printable
 from lockstep.files.output import say
 from lockstep.files.staged import copy_of
-from lockstep.files.untrusted import parse_json, printable
+from lockstep.files.untrusted import parse_json
 from lockstep.launch.controller.host_process import start_process
 from lockstep.launch.controller.start_errors import ConsequenceError, StartError, gather_answers, why_not_started
 from lockstep.launch.plan.job_plan import JobPlan, NodePlan, OtherNodes

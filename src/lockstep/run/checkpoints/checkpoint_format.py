@@ -31,9 +31,9 @@ from lockstep.config.mapping import from_mapping
 from lockstep.config.run_paths import MANIFEST_FILE
 from lockstep.config.schema import MAX_BITS
 from lockstep.data.sets import InputSpec
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.errors import CheckpointError, ConfigError, printable
 from lockstep.files.atomic import replacing, sync
-from lockstep.files.untrusted import open_plain, parse_json, printable, read_json
+from lockstep.files.untrusted import open_plain, parse_json, read_json
 from lockstep.models.saved_weights import read_safetensors
 from lockstep.run.checkpoints import sharded
 from lockstep.run.checkpoints.snapshot import Snapshot, Tensors, TensorShard, join_state, split_state
@@ -178,10 +178,15 @@ def read_entry(path: Path, name: Literal["progress", "about"]) -> Mapping[str, A
     Raises:
         CheckpointError: The file is missing or damaged.
     """
+    return mapping_in(_read_json(path / STATE_FILE), name, path)
+
+
+def mapping_in(values: Mapping[str, Any], name: str, path: Path, missing: object = None) -> dict[str, Any]:
+    """Return a mapping among the values of a checkpoint; raise CheckpointError if it is something else."""
     try:
-        return _mapping(_read_json(path / STATE_FILE)[name])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
+        return dict(_mapping(values.get(name, missing)))
+    except TypeError as error:
+        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {name}: {error}") from None
 
 
 def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:

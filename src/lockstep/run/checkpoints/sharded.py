@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as Split
 from torch.distributed.tensor.placement_types import _StridedShard as LaterSplit
 
-from lockstep.errors import CheckpointError, first_line
-from lockstep.files.untrusted import parse_json, printable, read_json
+from lockstep.errors import CheckpointError, first_line, printable
+from lockstep.files.untrusted import parse_json, read_json
 from lockstep.run.checkpoints.snapshot import TensorShard
 from lockstep.world.peer_loss import allow_exit
 from lockstep.world.world import PEERS_SECONDS, World
