@@ -180,13 +180,14 @@ def train_epoch(job: Job) -> None:
         job.clock.end()
         if observer.current:  # a study's; another one has turned itself off
             observer.current.take_step(len(job.loading.train_loader.samples_of(position)))
-        durably = job.session.due(stop, is_last=finished)
-        if finished or durably is not None or progress.step % run.log_every == 0:
+        durably = job.session.due(False, is_last=finished)
+        records = finished or durably is not None or progress.step % run.log_every == 0
+        if records or stop:
             _settle(job, progress.step)
             job.session.folder.check()
-            report_steps(job)
-            if durably is not None:
-                save(job, durably=durably)
+            report_steps(job, records)
+            if stop or durably is not None:
+                save(job, durably=stop or bool(durably))
                 if observer.current:
                     observer.current.interrupt()
         if stop:

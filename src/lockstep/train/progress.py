@@ -17,12 +17,15 @@ class Progress(Position):
     """Counts and sums of a training, up to the last finished step.
 
     `step` counts global batches, including `skipped_steps` without an update because of a NaN or infinite gradient.
-    The `epoch_` fields cover the current epoch, and `overflowed` lists the skipped steps that are not in a record yet.
+    The `epoch_` fields cover the current epoch, the `open_` fields and `overflowed`, the skipped ones, the steps that
+    are not in a record yet.
     """
 
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     overflowed: tuple[int, ...] = ()
+    open_totals: Totals = field(default_factory=Totals)
+    open_times: tuple[float, float] = 0.0, 0.0
     epoch_totals: Totals = field(default_factory=Totals)
     epoch_seconds: float = 0.0
     epoch_wait_seconds: float = 0.0
@@ -45,6 +48,8 @@ class Progress(Position):
         The sums are added step by step, so they are bitwise independent of the interval boundaries.
         """
         self.epoch_totals = sum(steps, self.epoch_totals)
+        self.open_totals = sum(steps, self.open_totals)
+        self.open_times = self.open_times[0] + times.seconds, self.open_times[1] + times.wait_seconds
         self.seconds += times.seconds
         self.epoch_seconds += times.seconds
         self.epoch_wait_seconds += times.wait_seconds

@@ -21,22 +21,26 @@ from lockstep.train.metrics import Totals, Value
 from lockstep.train.strategies import Strategy
 
 
-def report_steps(job: Job) -> None:
-    """Reduce the steps since the last report over the workers, check them, and record them."""
+def report_steps(job: Job, records: bool = True) -> None:
+    """Reduce the steps since the last report over the workers, check them, and record them; or a resumed run does."""
     progress = job.progress
     job.guard.report(job)
     taken = job.meter.reduce()  # waits for the device, so the times below cover finished work
     steps = _finite(job, taken)
-    totals, times = sum(steps, Totals()), job.worker_times.end()
+    times = job.worker_times.end()
     slow, spread = job.worker_times.report(times, len(taken)), job.worker_times.spread()
     progress.overflowed = ()
     progress.add_interval(steps, times)
+    if not records:
+        return
+    totals, (seconds, wait_seconds) = progress.open_totals, progress.open_times
+    progress.open_totals, progress.open_times = Totals(), (0.0, 0.0)
     job.session.record(
         "step",
         epoch=(progress.step - 1) // job.steps_per_epoch + 1,
-        **_figures(job, totals, times.seconds),
+        **_figures(job, totals, seconds),
         lr=job.optim.optimizer.param_groups[0]["lr"],
-        data_wait=times.wait_seconds / times.seconds,
+        data_wait=wait_seconds / seconds,
         **_loss_scale(job),
         **_traffic(job.optim.strategy),
         **({"phase_spread": spread} if spread else {}),
