@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 from torch.utils.data import Sampler
 
 from lockstep.data.random_draws import Draws, Indices
-from lockstep.data.seeded_samples import generators_kept, seed_generators
+from lockstep.data.seeded_samples import digest_of, generators_kept, seed_generators
 from lockstep.data.sharding import Sharding, permutation, share
 from lockstep.errors import DataError
 from lockstep.world.world import World
@@ -69,7 +68,7 @@ class Shares:
                 "sampler=: its order differs when it is drawn again with the same seeds; draw from the global "
                 "generators, or from an attribute `generator`, in its __iter__"
             )
-        if len(set(self.world.gather(hashlib.sha256(order.tobytes()).hexdigest()))) > 1:
+        if len(set(self.world.gather(digest_of([order])))) > 1:
             raise DataError(
                 "sampler=: its order differs between the workers; it must cover the whole data set, with the same "
                 "order on each worker, from which the loader takes the worker's share"

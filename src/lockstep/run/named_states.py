@@ -237,6 +237,11 @@ NOT_REPEATED = (
     "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
     "repeat what the loop changes under `if epoch == 1:`; write `if epoch >= 1:`"
 )
+ORDER = "order of epoch"
+OTHER_ORDER = (
+    "sampler=: the order of epoch {} is not the one that it had before the resume: samples come twice or not at all; "
+    "keep what it depends on, as of the start of the epoch, in run.extra, and give it to the sampler before the pass"
+)
 
 
 class LoopChanges:
@@ -251,14 +256,21 @@ class LoopChanges:
         self._first = dict(self._values())
 
     def now(self) -> dict[str, str]:
-        return {name: value for name, value in self._values() if self._first.get(name, value) != value}
+        changed = {name: value for name, value in self._values() if self._first.get(name, value) != value}
+        return changed | ({ORDER: self._order} if self._order else {})
+
+    @property
+    def _order(self) -> str:
+        return getattr(self._states.get("loader"), "order", "")
 
     def not_repeated(self) -> list[str]:
-        """Return a line on what a resumed loop has not changed again in its first step; later, nothing."""
+        """Return lines on what a resumed loop has not changed again in its first step; later, nothing."""
         now, stored, self.stored = dict(self._values()) if self.stored else {}, self.stored, {}
         lost = [name for name in stored if name in now and stored[name] != now[name] == self._first.get(name)]
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return [NOT_REPEATED.format(name, stored[name], now[name], more) for name in lost[:1]]
+        lines = [NOT_REPEATED.format(name, stored[name], now[name], more) for name in lost[:1]]
+        epoch, order = self._order.split(":")[0], str(stored.get(ORDER, ""))
+        return lines + [OTHER_ORDER.format(epoch)] * (order.split(":")[0] == epoch and order != self._order)
 
     def _values(self) -> Iterator[tuple[str, str]]:
         for name, each in self._states.items():
