@@ -31,7 +31,9 @@ from lockstep.files.output import report_to_launcher, say
 from lockstep.run.data_parallel import replicate, synchronize_batch_norm
 from lockstep.run.messages import naming_arguments
 from lockstep.run.pass_end import PassEnd
+from lockstep.run.public_calls import check_call, header
 from lockstep.run.random_state import RandomState
+from lockstep.script_check.fingerprints import call_of_script
 from lockstep.world.generations import on_loss
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -246,6 +248,13 @@ class TrainingWorld(World):
             each.compare()
         return super().group_for(tensor)
 
+    def highest(self, number: int) -> int:
+        """Return the maximum of a number over the workers, which must be in the same call of the script."""
+        call = call_of_script()
+        found = self.max_(torch.tensor(header(call, number, 0), device="cpu")).tolist()
+        check_call(self, call, found)
+        return int(found[2])
+
     def sum(self, value: float | torch.Tensor) -> Any:
         """Return the sum of a number over the workers, or of each element of a tensor. Collective.
 
@@ -264,9 +273,9 @@ class TrainingWorld(World):
                     f"world.sum: the workers' tensors have different shapes, {shapes}: make them equal, such as by "
                     f"torch.bincount(..., minlength=classes)"
                 )
-        is_whole = own.numel() != 1 and not own.is_floating_point()
-        total = self.sum_(own.to("cpu", torch.int64 if is_whole else number, copy=True))
-        return total.item() if own.numel() == 1 else total
+        if own.numel() == 1:
+            return sum(self.gather(float(own)))
+        return self.sum_(own.to("cpu", number if own.is_floating_point() else torch.int64, copy=True))
 
     def mean(self, value: float | torch.Tensor, weight: float | torch.Tensor = 1.0) -> float:
         """Return the mean of a number over the workers, weighted by such as the number of samples. Collective.
@@ -275,8 +284,7 @@ class TrainingWorld(World):
             ValueError: The weights are all 0.
         """
         own, share = (float(each.detach() if isinstance(each, torch.Tensor) else each) for each in (value, weight))
-        row = torch.tensor([own * share if share else 0.0, share], dtype=torch.float64, device="cpu")
-        total, weights = self.sum_(row).tolist()
+        total, weights = map(sum, zip(*self.gather([own * share if share else 0.0, share]), strict=True))
         if not weights:
             raise ValueError("mean: the weights of all workers are 0")
         return float(total / weights)

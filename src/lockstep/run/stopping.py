@@ -23,6 +23,7 @@ import torch.distributed as dist
 from lockstep.config.values import TimeLeft, parse_time_limit
 from lockstep.data.sets import Batch
 from lockstep.launch.worker_exit import REQUESTS
+from lockstep.run.public_calls import STEP, check_call, header
 from lockstep.world import generations
 from lockstep.world.batch_job import launch_age, time_left
 from lockstep.world.world import World
@@ -212,12 +213,12 @@ os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_ch
 class StoppingTogether(Stopping):
     """Stop requests of several workers."""
 
-    def __init__(self, has_launcher: bool = True, host_group: Any = None):
+    def __init__(self, world: World, has_launcher: bool = True):
         super().__init__(has_launcher)
-        self._group = host_group
-        # This worker's signal, and minus the number of rounds it proposes to omit; the maximum of each counts. On the
-        # CPU, to avoid waiting for a device.
-        self._ballot = torch.zeros(2, dtype=torch.int32, device="cpu")
+        self._world = world
+        # The header of a call, with this worker's signal and minus the number of rounds it proposes to omit; the
+        # maximum of each counts. On the CPU, to avoid waiting for a device.
+        self._ballot = torch.zeros(4, dtype=torch.int64, device="cpu")
         self._work: Any = None
         self._asked_at = 0.0
         self._left_out = 0  # rounds to omit
@@ -231,15 +232,16 @@ class StoppingTogether(Stopping):
             return
         self._wait()  # before reusing the ballot
         left_out = min(int(APART_SECONDS / max(round_seconds, 1e-6)), MAX_LEFT_OUT)
-        self._ballot.copy_(torch.tensor([self._wanted, -left_out], device="cpu"))
-        self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, self._group, async_op=True)
+        self._ballot.copy_(torch.tensor(header(STEP, self._wanted, -left_out), device="cpu"))
+        self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, self._world.host_group, async_op=True)
 
     def answer(self) -> bool:
         has_asked = self._work is not None
         self._wait()
         self._deadline.end_round()
         if has_asked:
-            self.agreed, negative = self._ballot.tolist()
+            *codes, self.agreed, negative = self._ballot.tolist()
+            check_call(self._world, STEP, codes)
             self._left_out = -negative
         return has_asked and bool(self.agreed)
 
@@ -252,7 +254,7 @@ class StoppingTogether(Stopping):
 def build_stopping(world: World) -> Stopping:
     """Return the stop handling for one worker, or for several that must agree."""
     has_launcher = world.rank_info.launcher != "none"
-    return StoppingTogether(has_launcher, world.host_group) if world.size > 1 else Stopping(has_launcher)
+    return StoppingTogether(world, has_launcher) if world.size > 1 else Stopping(has_launcher)
 
 
 def hosts_changed(stopping: Stopping, world: World) -> bool:

@@ -200,9 +200,18 @@ def of_random_states() -> dict[str, str]:
 def _frame_of_script() -> FrameType | None:
     """Return the innermost calling frame outside of libraries."""
     frame: FrameType | None = sys._getframe(1)
-    while frame and (frame.f_code.co_filename.startswith("<") or frame.f_code.co_filename.startswith(_libraries())):
+    while frame and frame.f_code.co_filename.startswith(("<", *_libraries())):
         frame = frame.f_back
     return frame
+
+
+def call_of_script() -> str:
+    """Return the qualified name of Lockstep's function that the script has called, at whatever depth that was."""
+    frame, script, name = sys._getframe(1), _frame_of_script(), ""
+    while frame and frame is not script:
+        name = frame.f_code.co_qualname if frame.f_code.co_filename.startswith(_libraries()[0]) else name
+        frame = frame.f_back  # type: ignore[assignment]
+    return name
 
 
 def line_of_script() -> str:

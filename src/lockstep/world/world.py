@@ -111,12 +111,16 @@ class World:
             return [value]
         import torch
 
-        payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self.rows(torch.tensor([len(payload)], device="cpu")).flatten()
-        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device="cpu")
-        padded[: len(payload)] = payload
-        pairs = zip(self.rows(padded), lengths.tolist(), strict=True)
-        return [json.loads(bytes(row[:length].numpy())) for row, length in pairs]
+        payload = json.dumps(value).encode()
+        padded = payload.ljust(self.highest(len(payload)), b"\0")
+        rows = self.rows(torch.frombuffer(bytearray(padded), dtype=torch.uint8))
+        return [json.loads(bytes(row.numpy()).rstrip(b"\0")) for row in rows]
+
+    def highest(self, number: int) -> int:
+        """Return the maximum of a number over the workers."""
+        import torch
+
+        return int(self.max_(torch.tensor([number], device="cpu")))
 
     def broadcast_(self, values: np.ndarray[Any, Any], source: int) -> None:
         """Copy rank `source`'s array to every worker, in place. All arrays have the same shape and dtype."""
