@@ -1,10 +1,10 @@
-"""How errors of libraries are shortened."""
+"""How errors of libraries are shortened, and untrusted text in errors is shown."""
 
 from __future__ import annotations
 
 import pytest
 
-from lockstep.errors import first_line
+from lockstep.errors import CheckpointError, first_line
 
 SEGMENT = "Error while creating shared memory segment /dev/shm/nccl-Tq3QYb (size 33030528), error: No space left (28)"
 FIX = "enlarge /dev/shm (docker run --shm-size=2g), or set NCCL_SHM_DISABLE=1"
@@ -30,3 +30,7 @@ NVLS = "Failed to bind NVLink SHARP (NVLS) Multicast memory : CUDA error 401 'th
 )
 def test_error_keeps_the_reason_that_nccl_gives(text: str, expected: str) -> None:
     assert first_line(RuntimeError(text)) == expected
+
+
+def test_error_shows_no_control_characters() -> None:
+    assert str(CheckpointError("seed \x1b[2J\u202e, not 3")) == r"seed \x1b[2J\u202e, not 3"

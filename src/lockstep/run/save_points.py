@@ -75,8 +75,9 @@ class SavePoints:
         described.identity[CHANGED] = described.changes.now()
 
     def request(self, best: bool, is_place: bool) -> None:
-        """Write a checkpoint here, if this is a place for it, else at the next one. Collective."""
-        if is_place and (best or not self._hold_gradients()):
+        """Write a checkpoint here, if this is a place for it, else at the next one. Collective in any case."""
+        waits = self._hold_gradients() and not best
+        if is_place and not waits:
             self.save(best)
             return
         self.is_late, position = True, self._session.progress

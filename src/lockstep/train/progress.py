@@ -77,6 +77,7 @@ class Progress(Position):
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         progress = super().from_mapping(values)
-        if not all(0 <= step < LARGEST_STEP for step in progress.overflowed) or progress.skipped_steps > progress.step:
-            raise ValueError("progress: invalid skipped steps")
+        numbers = *progress.overflowed, *progress.open_times
+        if not all(0 <= each < LARGEST_STEP for each in numbers) or progress.skipped_steps > progress.step:
+            raise ValueError("progress: invalid skipped steps or times")
         return progress

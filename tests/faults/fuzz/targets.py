@@ -17,7 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -229,6 +229,48 @@ def _of_checkpoint(name: str) -> Make:
 
 for _name in ("state.json", "manifest.json", "model.safetensors", "states.safetensors"):
     _of_checkpoint(_name)
+
+
+@target
+def loop_checkpoint(folder: Path) -> Target:
+    """The state of an own loop, which takes a step after the resume."""
+    from lockstep.config.run_paths import MANIFEST_FILE
+    from lockstep.run.checkpoints import checkpoint_format
+    from lockstep.run.connect import TrainingWorld
+    from lockstep.world.launcher_environment import RankInfo
+
+    def train(run_folder: Path) -> None:
+        world, net = TrainingWorld(RankInfo(), torch.device("cpu")), nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))
+        optimizer = torch.optim.AdamW(net.parameters())
+        loader = world.loader([torch.ones(3)] * 6, 2, sampler=torch.utils.data.SequentialSampler(range(6)))
+        said = io.StringIO()
+        with redirect_stderr(said):
+            run = world.run(run_folder, loader=loader, model=net, optimizer=optimizer, io_every=0)
+            for _ in run.epochs(2):
+                net[1].p = 0.2
+                for batch in loader:
+                    net(batch).sum().backward()
+                    optimizer.step()
+                    run.step(loss=1.0)
+                    break
+                break
+            run.save(best=True)
+            run.close()
+        assert not [sign for sign in said.getvalue() if not sign.isprintable() and sign != "\n"], said.getvalue()
+
+    def read(data: bytes) -> None:
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        shutil.copytree(folder / "seed", folder / "run")
+        path = next((folder / "run/checkpoints").glob("step-*"))
+        (path / "state.json").write_bytes(data)
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
+        manifest["files"]["state.json"] = checkpoint_format.describe_file(path / "state.json")
+        (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+        train(folder / "run")
+
+    train(folder / "seed")
+    seed = next((folder / "seed/checkpoints").glob("step-*/state.json")).read_bytes()
+    return Target(seed, read, (errors.CheckpointError, errors.ConfigError), as_json=True)
 
 
 @target

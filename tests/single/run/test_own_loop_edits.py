@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,12 @@ from torch.optim import Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.utils.data import RandomSampler, SequentialSampler, TensorDataset, WeightedRandomSampler
 
+from lockstep.config.run_paths import MANIFEST_FILE
 from lockstep.errors import CheckpointError
+from lockstep.run.checkpoints.checkpoint_format import describe_file
 from lockstep.run.connect import TrainingWorld
+from lockstep.run.open_run import SETTINGS
+from lockstep.run.save_points import CHANGED
 from lockstep.run.training_run import TrainingRun
 from lockstep.world.launcher_environment import RankInfo
 
@@ -99,3 +104,16 @@ def test_each_setting_that_is_not_used_has_a_line(
         _script(tmp_path, **edit)
         lines = [line for line in capsys.readouterr().err.splitlines() if "is not used" in line]
         assert [line.partition(": ")[2].partition(": ")[2].partition(" is not used")[0] for line in lines] == settings
+
+
+@pytest.mark.parametrize("name", [SETTINGS, CHANGED])
+def test_damaged_entry_of_a_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+    _script(tmp_path)
+    (state,) = tmp_path.glob("checkpoints/step-*/state.json")
+    values, manifest = json.loads(state.read_text()), json.loads((state.parent / MANIFEST_FILE).read_text())
+    values["job"][name] = ["a\x1b[2J"]
+    state.write_text(json.dumps(values))
+    manifest["files"]["state.json"] = describe_file(state)
+    (state.parent / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=f"is not a Lockstep checkpoint of format .*{name}: expected a mapping"):
+        _script(tmp_path)

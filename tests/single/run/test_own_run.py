@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, WeightedRandomSampler
 from worker_group import run_in_workers
 
 import lockstep
@@ -155,6 +155,30 @@ def test_what_a_resumed_loop_does_not_change_again_is_named(
     lines = [line for line in capfd.readouterr().err.splitlines() if "does not repeat" in line]
     assert len(lines) == count
     assert all("model.0.weight.requires_grad was False" in line and "1 more" in line for line in lines)
+
+
+@pytest.mark.parametrize(("stored", "count"), [(True, 0), (False, 1)])
+def test_order_that_a_resume_changes_is_named(
+    stored: bool, count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sampler gets weights after each epoch; the second session goes on in the second epoch."""
+    for steps in (8, 99):
+        sampler = WeightedRandomSampler(torch.ones(22), 22)
+        loop = Loop(tmp_path, loader={"batch_size": 4, "sampler": sampler})
+        for _ in loop.run.epochs(3):
+            sampler.weights = loop.run.extra.get("weights", sampler.weights)
+            for inputs, labels in loop.train:
+                loop.take_step(inputs, labels)
+                if loop.run.step_count == steps:
+                    break
+            if loop.run.step_count == steps:
+                loop.run.save()
+                break
+            sampler.weights = torch.arange(22).double()
+            if stored:
+                loop.run.extra["weights"] = sampler.weights
+        loop.run.close()
+    assert capfd.readouterr().err.count("the order of epoch 2 is not the one") == count
 
 
 def test_what_comes_after_an_epoch_is_done_again(tmp_path: Path) -> None:

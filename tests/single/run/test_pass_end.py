@@ -1,7 +1,8 @@
-"""Workers that leave the loader's pass: together, after different steps, or alone."""
+"""Workers that do not do the same: that leave the loader's pass after different steps, or make a call alone."""
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -97,3 +98,36 @@ def test_sum_after_a_pass(steps: list[int], results: tuple[str, ...], tmp_path: 
     found = run_in_workers(2, _sum_after_leaving, tmp_path / "run", steps)
     for text, expected in zip(found, results, strict=False):
         assert text.startswith(expected)
+
+
+def _call_alone(world: World, folder: Path, name: str, is_passing: bool) -> str:
+    """Make a call on worker 0 alone, in the first step or after the pass; return the error of this worker."""
+    own = TrainingWorld(world.rank_info, world.device, world.host_group)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train = own.loader([torch.ones(1)] * 16, 1)
+    run = own.run(folder, loader=train, model=model, optimizer=optimizer, check_replicas=0)
+    calls = {"TrainingRun.save": lambda: run.save(best=True), "TrainingWorld.mean": lambda: own.mean(1.0)}
+    calls["World.gather"] = lambda: own.gather(1)
+    try:
+        for _ in run.epochs(2):
+            for batch in train:
+                run.backward(model(batch).sum())
+                optimizer.step()
+                run.step()
+                if own.is_main and is_passing:
+                    calls[name]()
+            if own.is_main:
+                calls[name]()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", ["TrainingRun.save", "TrainingWorld.mean", "World.gather"])
+@pytest.mark.parametrize(("is_passing", "other"), [(True, "TrainingRun.step"), (False, "TrainingRun.epochs")])
+def test_call_of_one_worker_is_refused_with_both_lines(name: str, is_passing: bool, other: str, tmp_path: Path) -> None:
+    found = run_in_workers(2, _call_alone, tmp_path / "run", name, is_passing)
+    for text in found:
+        for each in (f"worker 0 in {name} ", f"worker 1 in {other} "):
+            assert re.search(rf"{re.escape(each)}\(\S*test_pass_end\.py:\d+\)", text), text

@@ -12,4 +12,5 @@ def test_sums_of_an_epoch_end_with_it() -> None:
     progress.add_interval([Totals(1.0, 1.0, 1.0, 2.0)], Times(3.0, {"data_wait": 1.0}))
     assert (progress.epoch_seconds, progress.epoch_wait_seconds, progress.epoch_totals.count) == (3.0, 1.0, 2.0)
     progress.end_epoch()
-    assert progress == Progress(seconds=3.0)
+    assert (progress.open_times, progress.open_totals.count) == ((3.0, 1.0), 2.0)  # until the record of the steps
+    assert progress.epoch_totals == Progress().epoch_totals

@@ -284,6 +284,7 @@ def test_state_of_another_form_is_refused(tmp_path: Path) -> None:
         *(
             {"overflowed": 3},
             {"overflowed": [-1]},
+            {"open_times": [-1.0, 0.0]},
             {"seconds": "long"},
             {"seconds": float("nan")},
             {"skipped_steps": 9},
