@@ -300,7 +300,7 @@ def scheduler_on_rank_0() -> None:
             scheduler.step()
 
 
-@fault(SAME_WEIGHTS, "added after wrapping", "optimizer.step()", "added")
+@fault(SAME_WEIGHTS, "unfrozen after wrapping", "optimizer.step()", "added")
 def added_later() -> None:
     model = replica()
     head = nn.Linear(CLASSES, CLASSES)
@@ -453,6 +453,12 @@ def same_iterable() -> None:
 def same_rank_in_sampler() -> None:
     model = replica()
     train(model, sgd(model), sharded(data(), num_replicas=size, rank=0))
+
+
+@fault(ALL_SAMPLES, "samplers have other orders", "in loader:", "split")
+def own_seed_in_sampler() -> None:
+    model = replica()
+    train(model, sgd(model), sharded(data(), seed=rank))
 
 
 @fault(OTHERS, "several workers", "in loader:", "overlap")

@@ -232,6 +232,7 @@ def places_of(states: Iterable[Any]) -> set[int]:
     return {(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in tensors}
 
 
+SETTINGS, CHANGED = "settings", "changed by the loop"  # in the job of a checkpoint, with what must be equal
 LONG = 100  # characters: a text is data, not a setting
 NOT_REPEATED = (
     "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
@@ -248,29 +249,32 @@ class LoopChanges:
     """What a loop has changed in models and data sets, such as requires_grad or a dropout's p: no state has it.
 
     Attributes:
-        stored: What it had changed when the restored checkpoint was written.
+        settings: Those of the script when the run began, from the restored checkpoint.
     """
 
     def __init__(self, states: Mapping[str, Any]):
-        self._states, self.stored = states, dict[str, str]()
+        self._states, self._stored, self.settings = states, dict[str, str](), dict[str, Any]()
         self._first = dict(self._values())
+
+    def restore(self, job: Mapping[str, Any]) -> None:
+        """Take what the job of a checkpoint has; raise TypeError if it is damaged."""
+        self._stored, self.settings = {**job.get(CHANGED, {})}, {**job.get(SETTINGS, {})}
 
     def now(self) -> dict[str, str]:
         changed = {name: value for name, value in self._values() if self._first.get(name, value) != value}
-        return changed | ({ORDER: self._order} if self._order else {})
-
-    @property
-    def _order(self) -> str:
-        return getattr(self._states.get("loader"), "order", "")
+        return changed | {ORDER: getattr(self._states.get("loader"), "order", "")}
 
     def not_repeated(self) -> list[str]:
         """Return lines on what a resumed loop has not changed again in its first step; later, nothing."""
-        now, stored, self.stored = dict(self._values()) if self.stored else {}, self.stored, {}
+        if not self._stored:
+            return []
+        now, stored, self._stored = dict(self._values()), self._stored, {}
         lost = [name for name in stored if name in now and stored[name] != now[name] == self._first.get(name)]
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         lines = [NOT_REPEATED.format(name, stored[name], now[name], more) for name in lost[:1]]
-        epoch, order = self._order.split(":")[0], str(stored.get(ORDER, ""))
-        return lines + [OTHER_ORDER.format(epoch)] * (order.split(":")[0] == epoch and order != self._order)
+        order, before = self.now()[ORDER], str(stored.get(ORDER, ""))
+        is_other = order != before and order.split(":")[0] == before.split(":")[0]
+        return lines + [OTHER_ORDER.format(order.split(":")[0])] * is_other
 
     def _values(self) -> Iterator[tuple[str, str]]:
         for name, each in self._states.items():

@@ -24,21 +24,18 @@ from lockstep.data.shares import Shares
 from lockstep.errors import ConfigError, plural
 from lockstep.files.output import say
 from lockstep.observe.io_sampling import IoSampler
-from lockstep.run.checkpoints.checkpoint_format import mapping_in
 from lockstep.run.messages import name_arguments
-from lockstep.run.named_states import EXTRA, Extra, LoopChanges, Stateful, is_sharded, places_of
+from lockstep.run.named_states import EXTRA, SETTINGS, Extra, LoopChanges, Stateful, is_sharded, places_of
 from lockstep.run.position import LoopPosition
 from lockstep.run.random_state import RandomState
 from lockstep.run.records.run_folder import holding_run
 from lockstep.run.records.trackers import INFO, Tracker
 from lockstep.run.replicas import check_shares
 from lockstep.run.resume import find_resume_point, open_session, restore
-from lockstep.run.save_points import CHANGED
 from lockstep.run.session import RunDescription
 from lockstep.run.training_run import TrainingRun
 from lockstep.world.world import World
 
-SETTINGS = "settings"  # in the job of a checkpoint, with what must be equal
 NAMES = ("data", "arch")  # in the record of the run
 DERIVED = ("params", "initial_lr", "base_lrs")  # the last two follow from lr
 
@@ -100,10 +97,8 @@ def open_run(
             changes=LoopChanges({"loader": loader, **state}),
         )
         if point.state is not None:
-            position, stored = restore(point, described, LoopPosition)
-            first, described.changes.stored = (
-                mapping_in(stored.job, name, point.state, missing={}) for name in (SETTINGS, CHANGED)
-            )
+            position, _ = restore(point, described, LoopPosition)
+            first = described.changes.settings
             overridden, settings = describe_overridden(settings, first), settings | first
         identity[SETTINGS] = settings  # not compared, since the state was restored before
         session = open_session(point, config, world, folder, described, position)

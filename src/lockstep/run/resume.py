@@ -132,6 +132,7 @@ def restore(point: ResumePoint, described: RunDescription, kind: type[P]) -> tup
         fix = "use the same settings, or another run folder"
         raise CheckpointError(f"{path} belongs to another job: it was made with {'; '.join(wrong)}; {fix}")
     try:
+        described.changes.restore(stored.job)
         restore_states(described.states, stored.model, stored.states)
         return kind.from_mapping(stored.progress), stored
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:

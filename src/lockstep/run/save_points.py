@@ -22,12 +22,11 @@ from lockstep.launch.worker_exit import end_stopped
 from lockstep.models.nested import leaves
 from lockstep.run.accumulation import UnusedGradients
 from lockstep.run.figures import LoopRecords
-from lockstep.run.named_states import places_of
+from lockstep.run.named_states import CHANGED, places_of
 from lockstep.run.position import LoopPosition
 from lockstep.run.session import Session, divides
 from lockstep.world.generations import HostsChangedError
 
-CHANGED = "changed by the loop"  # in the job of a checkpoint, with what must be equal
 DIFFERS = (
     "{0}= differs between the workers: checkpoints have worker 0's, which a resumed run gives to all; to keep each, "
     "let its state_dict return world.gather(...) of them"

@@ -74,7 +74,7 @@ class PassRecorder(TorchHooks):
         self._send_record({"rank": self._rank, "event": event, **content})
 
     def loader_is_reset(self, iterator: Any) -> None:
-        from torch.utils.data import RandomSampler
+        from torch.utils.data import DistributedSampler, RandomSampler
 
         self._end(iterator, is_complete=False)
         chosen, data = getattr(iterator, "_index_sampler", None), getattr(iterator, "_dataset", None)
@@ -90,6 +90,9 @@ class PassRecorder(TorchHooks):
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
             "parts": parts,
+            "order": (sampler.seed, sampler.epoch)
+            if isinstance(sampler, DistributedSampler) and sampler.shuffle
+            else "",
             "repeats": False,  # whether all processes of the loader deliver the same samples
             "indices": [],
             "sizes": [],  # of each batch

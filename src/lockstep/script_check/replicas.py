@@ -227,8 +227,8 @@ def _why(trained: Trained, number: int, place: int) -> tuple[str, str, str]:
     if not made["has_wrapper"]:
         return "gradients are not averaged over the workers", line, WRAP
     if not made["managed"][place]:
-        text = "the parameter is not managed by DistributedDataParallel: it was added after wrapping"
-        return text, line, "complete the model before it is wrapped"
+        text = "the parameter is not managed by DistributedDataParallel: it was added or unfrozen after wrapping"
+        return text, line, "complete the model before it is wrapped; after unfreezing, wrap it again"
     return "its gradients differ", line, "use the wrapped model's output in the loss, on each worker"
 
 

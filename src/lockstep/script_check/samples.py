@@ -78,9 +78,10 @@ def _is_same_data(each: Sequence[Record]) -> bool:
 
 
 def _is_mixed(each: Sequence[Record]) -> bool:
-    """Whether samplers split data for all workers that is in another order, or another part, on each worker."""
+    """Whether samplers split data for all workers, but have it in another order, or another part, on each worker."""
     is_split = all(one["parts"] == len(each) and one["items"] and one["data"] for one in each)
-    return is_split and are_equal([(one["items"], one["length"]) for one in each]) and not _is_same_data(each)
+    is_alike = _is_same_data(each) and are_equal([one["order"] for one in each])
+    return is_split and are_equal([(one["items"], one["length"]) for one in each]) and not is_alike
 
 
 def _share(each: Sequence[Record]) -> int:
@@ -171,7 +172,9 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
                 ALL_SAMPLES, "no", "each process of the loader reads all of them", each[0]["line"], SHARE_OUT
             )
         if _is_mixed(each):
-            detail = "the workers' data sets have the same samples in other orders or splits, so their parts overlap"
+            detail = (
+                "the workers' data sets or samplers have other orders or splits of the same samples, so parts overlap"
+            )
             return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], SAME_ORDER)
         rows = [one["indices"] for one in each]
         if (

@@ -244,7 +244,7 @@ def loop_checkpoint(folder: Path) -> Target:
         optimizer = torch.optim.AdamW(net.parameters())
         loader = world.loader([torch.ones(3)] * 6, 2, sampler=torch.utils.data.SequentialSampler(range(6)))
         said = io.StringIO()
-        with redirect_stderr(said):
+        with redirect_stderr(said), mock.patch("subprocess.run", side_effect=OSError):  # Git
             run = world.run(run_folder, loader=loader, model=net, optimizer=optimizer, io_every=0)
             for _ in run.epochs(2):
                 net[1].p = 0.2

@@ -178,15 +178,10 @@ def read_entry(path: Path, name: Literal["progress", "about"]) -> Mapping[str, A
     Raises:
         CheckpointError: The file is missing or damaged.
     """
-    return mapping_in(_read_json(path / STATE_FILE), name, path)
-
-
-def mapping_in(values: Mapping[str, Any], name: str, path: Path, missing: object = None) -> dict[str, Any]:
-    """Return a mapping among the values of a checkpoint; raise CheckpointError if it is something else."""
     try:
-        return dict(_mapping(values.get(name, missing)))
-    except TypeError as error:
-        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {name}: {error}") from None
+        return _mapping(_read_json(path / STATE_FILE)[name])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a Lockstep checkpoint of format {FORMAT}: {error!r}") from None
 
 
 def export(path: Path, weights: Tensors, about: Mapping[str, Any]) -> None:
