@@ -455,7 +455,7 @@ def same_rank_in_sampler() -> None:
     train(model, sgd(model), sharded(data(), num_replicas=size, rank=0))
 
 
-@fault(ALL_SAMPLES, "samplers have other orders", "in loader:", "split")
+@fault(ALL_SAMPLES, "samplers have other orders or splits", "in loader:", "split")
 def own_seed_in_sampler() -> None:
     model = replica()
     train(model, sgd(model), sharded(data(), seed=rank))

@@ -68,7 +68,7 @@ class ExactLoader:
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
             count on from it in `enumerate(train, train.steps_done)`, since a resumed pass is shorter.
         next_step: The first step of the epoch of which no batch has been requested from the loader processes.
-        order: The last pass's epoch, and a digest of its order if a sampler gave that and some of it was left.
+        order: The name of the last pass's order, and a digest, if a sampler gave it and some of it was left.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ExactLoader:
         self._checks = CHECKED_READS if self.sharding else CHECKED_IN_BATCH  # of samples, in the first requests
         if self._is_stream:
             self._checks = max(1, self._processes.count)
-        self._digest = self.order = ""  # of a stream's first items
+        self._digest, self.order = "", dict[str, str]()  # of a stream's first items
         self._part: Part | None = None
         self._coming: Part | None = None
         self._wait_seconds = 0.0
@@ -238,8 +238,8 @@ class ExactLoader:
         self._passes += 1
         number, self._cuts = self._passes, [(start, self.shares)]
         parts, requested = tee(self._parts(start))
-        order, is_given = self.shares.order(epoch), isinstance(self.shares, Shares) and self.shares.sampler is not None
-        self.order = f"{epoch + 1}: {digest_of([order])}" if is_given and start < self.shares.steps else ""
+        order, is_left = self.shares.order(epoch), start < self.shares.steps and getattr(self.shares, "sampler", None)
+        self.order = {f"the order of epoch {epoch + 1}": digest_of([order])} if is_left else {}
         requests = self._make_requests(requested, order, epoch, start)
         self.steps_done, self._part, self.next_step = start, None, start
         self.is_passing, self._digest = True, ""  # of this epoch; another one's items may be in another order

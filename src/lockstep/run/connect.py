@@ -6,6 +6,7 @@ docs/howto/own-loop.md shows a loop. `lockstep.data.exact_loader` has the loader
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -251,9 +252,7 @@ class TrainingWorld(World):
     def highest(self, number: int) -> int:
         """Return the maximum of a number over the workers, which must be in the same call of the script."""
         call = call_of_script()
-        found = self.max_(torch.tensor(header(call, number, 0), device="cpu")).tolist()
-        check_call(self, call, found)
-        return int(found[2])
+        return check_call(self, call, self.max_(torch.tensor(header(call, number, 0), device="cpu")).tolist())[0]
 
     def sum(self, value: float | torch.Tensor) -> Any:
         """Return the sum of a number over the workers, or of each element of a tensor. Collective.
@@ -335,6 +334,7 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
     world = opened.enter_context(connect_world(RankInfo.from_environment(), device, backend))
     _connected.append(TrainingWorld(world.rank_info, world.device, world.host_group, opened))
     atexit.register(_close_at_exit)
+    faulthandler.is_enabled() or faulthandler.enable(2)  # Gloo ends a process whose collective meets another one
     _set_exit_codes()
     return _connected[0]
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lockstep.data.exact_loader import ExactLoader
+from lockstep.data.seeded_samples import digest_of
 from lockstep.errors import ConfigError
 from lockstep.models.buffers import load_state
 from lockstep.models.nested import leaves, map_tensors
@@ -192,6 +193,8 @@ def _prefix(name: str, models: Mapping[str, nn.Module]) -> str:
 
 
 def _stored(tensor: torch.Tensor, stores_whole: bool, in_parts: bool) -> torch.Tensor | TensorShard:
+    if tensor.dtype in (torch.complex128, torch.complex32):  # safetensors has no code for them
+        raise ConfigError(f"no checkpoint can store {tensor.dtype}: keep such tensors as torch.view_as_real() of them")
     if isinstance(tensor, DTensor):
         if in_parts and (shard := shard_of(tensor)) is not None:
             return shard
@@ -238,11 +241,7 @@ NOT_REPEATED = (
     "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
     "repeat what the loop changes under `if epoch == 1:`; write `if epoch >= 1:`"
 )
-ORDER = "order of epoch"
-OTHER_ORDER = (
-    "sampler=: the order of epoch {} is not the one that it had before the resume: samples come twice or not at all; "
-    "keep what it depends on, as of the start of the epoch, in run.extra, and give it to the sampler before the pass"
-)
+OTHER_ORDER = "sampler=: {} differs from the one before the resume: keep what it depends on at its start in run.extra"
 
 
 class LoopChanges:
@@ -262,19 +261,16 @@ class LoopChanges:
 
     def now(self) -> dict[str, str]:
         changed = {name: value for name, value in self._values() if self._first.get(name, value) != value}
-        return changed | {ORDER: getattr(self._states.get("loader"), "order", "")}
+        return changed | getattr(self._states.get("loader"), "order", {})
 
     def not_repeated(self) -> list[str]:
         """Return lines on what a resumed loop has not changed again in its first step; later, nothing."""
-        if not self._stored:
-            return []
-        now, stored, self._stored = dict(self._values()), self._stored, {}
+        now, stored, self._stored = dict(self._values()) if self._stored else {}, self._stored, {}
         lost = [name for name in stored if name in now and stored[name] != now[name] == self._first.get(name)]
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         lines = [NOT_REPEATED.format(name, stored[name], now[name], more) for name in lost[:1]]
-        order, before = self.now()[ORDER], str(stored.get(ORDER, ""))
-        is_other = order != before and order.split(":")[0] == before.split(":")[0]
-        return lines + [OTHER_ORDER.format(order.split(":")[0])] * is_other
+        order = getattr(self._states.get("loader"), "order", {})
+        return lines + [OTHER_ORDER.format(name) for name in order if stored.get(name, order[name]) != order[name]]
 
     def _values(self) -> Iterator[tuple[str, str]]:
         for name, each in self._states.items():
@@ -283,8 +279,11 @@ class LoopChanges:
             owners = {path: vars(module) for path, module in model.named_modules()}
             if isinstance(each, ExactLoader):
                 owners = {"dataset": {**vars(type(each.dataset)), **getattr(each.dataset, "__dict__", {})}}
+                owners["sampler"] = getattr(each.sampler, "__dict__", {})
             for path, own in owners.items():
                 for key, value in own.items():
+                    if path == "sampler" and hasattr(value, "dtype"):  # such as weights
+                        value = digest_of([value])[:8]
                     is_plain = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < LONG)
                     if is_plain and key[0] != "_" and key != "training":
                         yield ".".join(filter(None, (name, path, key))), repr(value)

@@ -23,15 +23,15 @@ def header(call: str, *numbers: int) -> list[int]:
     return [code, -code, *numbers]
 
 
-def check_call(world: World, call: str, highest: Sequence[int]) -> None:
-    """Compare the workers' calls by the maximum of their headers; raise ConfigError on all workers if they differ."""
+def check_call(world: World, call: str, highest: Sequence[int]) -> Sequence[int]:
+    """Return the numbers of the maximum of the workers' headers; raise ConfigError on all if the calls differ."""
     codes = highest[0], -highest[1]
     if codes[0] == codes[1]:
-        return
+        return highest[2:]
     store, until = world.store(), time.monotonic() + WAIT_SECONDS
     store.set(f"call/{crc32(call.encode())}", f"worker {world.rank} in {call} ({line_of_script()})")
     while not store.check([f"call/{code}" for code in codes]) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
     found = [store.get(f"call/{code}").decode() if store.check([f"call/{code}"]) else "others not" for code in codes]
-    fix = "all of them must make each of these calls, none under `if world.is_main:`"
-    raise ConfigError(f"the workers are in different calls, {' and '.join(found)}: {fix}")
+    calls = " and ".join(found)
+    raise ConfigError(f"the workers are in different calls, {calls}: make each on all, not under `if world.is_main:`")

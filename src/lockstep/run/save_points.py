@@ -75,8 +75,7 @@ class SavePoints:
 
     def request(self, best: bool, is_place: bool) -> None:
         """Write a checkpoint here, if this is a place for it, else at the next one. Collective in any case."""
-        waits = self._hold_gradients() and not best
-        if is_place and not waits:
+        if (not self._hold_gradients() or best) and is_place:
             self.save(best)
             return
         self.is_late, position = True, self._session.progress

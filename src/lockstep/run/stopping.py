@@ -240,8 +240,7 @@ class StoppingTogether(Stopping):
         self._wait()
         self._deadline.end_round()
         if has_asked:
-            *codes, self.agreed, negative = self._ballot.tolist()
-            check_call(self._world, STEP, codes)
+            self.agreed, negative = check_call(self._world, STEP, self._ballot.tolist())
             self._left_out = -negative
         return has_asked and bool(self.agreed)
 

@@ -229,7 +229,8 @@ def _why(trained: Trained, number: int, place: int) -> tuple[str, str, str]:
     if not made["managed"][place]:
         text = "the parameter is not managed by DistributedDataParallel: it was added or unfrozen after wrapping"
         return text, line, "complete the model before it is wrapped; after unfreezing, wrap it again"
-    return "its gradients differ", line, "use the wrapped model's output in the loss, on each worker"
+    fix = "use the wrapped model's whole output in the loss, on each worker, or pass find_unused_parameters=True"
+    return "its gradients differ", line, fix
 
 
 def _shifted(trained: Trained, number: int) -> tuple[str, str, str] | None:

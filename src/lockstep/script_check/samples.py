@@ -172,9 +172,7 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
                 ALL_SAMPLES, "no", "each process of the loader reads all of them", each[0]["line"], SHARE_OUT
             )
         if _is_mixed(each):
-            detail = (
-                "the workers' data sets or samplers have other orders or splits of the same samples, so parts overlap"
-            )
+            detail = "the workers' data sets or samplers have other orders or splits of the data, so parts overlap"
             return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], SAME_ORDER)
         rows = [one["indices"] for one in each]
         if (

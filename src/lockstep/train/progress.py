@@ -17,8 +17,7 @@ class Progress(Position):
     """Counts and sums of a training, up to the last finished step.
 
     `step` counts global batches, including `skipped_steps` without an update because of a NaN or infinite gradient.
-    The `epoch_` fields cover the current epoch, the `open_` fields and `overflowed`, the skipped ones, the steps that
-    are not in a record yet.
+    The `epoch_` fields cover the current epoch, the `open_` fields and `overflowed` the steps without a record.
     """
 
     skipped_steps: int = 0
