@@ -90,7 +90,7 @@ class PassRecorder(TorchHooks):
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
             "parts": parts,
-            "order": isinstance(sampler, DistributedSampler) and sampler.shuffle and (sampler.seed, sampler.epoch),
+            "order": isinstance(sampler, DistributedSampler) and sampler.shuffle and str(sampler.seed),
             "repeats": False,  # whether all processes of the loader deliver the same samples
             "indices": [],
             "sizes": [],  # of each batch
