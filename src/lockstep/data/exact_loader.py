@@ -68,7 +68,6 @@ class ExactLoader:
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
             count on from it in `enumerate(train, train.steps_done)`, since a resumed pass is shorter.
         next_step: The first step of the epoch of which no batch has been requested from the loader processes.
-        order: The name of the last pass's order, and a digest, if a sampler gave it and some of it was left.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class ExactLoader:
         self._checks = CHECKED_READS if self.sharding else CHECKED_IN_BATCH  # of samples, in the first requests
         if self._is_stream:
             self._checks = max(1, self._processes.count)
-        self._digest, self.order = "", dict[str, str]()  # of a stream's first items
+        self._digest, self.order = "", dict[str, str]()  # of a stream's first items, and of what a sampler gave
         self._part: Part | None = None
         self._coming: Part | None = None
         self._wait_seconds = 0.0

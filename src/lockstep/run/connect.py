@@ -334,7 +334,8 @@ def connect(device: DeviceChoice = "auto", backend: BackendChoice = "auto") -> T
     world = opened.enter_context(connect_world(RankInfo.from_environment(), device, backend))
     _connected.append(TrainingWorld(world.rank_info, world.device, world.host_group, opened))
     atexit.register(_close_at_exit)
-    faulthandler.is_enabled() or faulthandler.enable(2)  # Gloo ends a process whose collective meets another one
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)  # Gloo ends a process whose collective meets another one: show the script's line
     _set_exit_codes()
     return _connected[0]
 

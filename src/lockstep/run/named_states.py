@@ -241,7 +241,7 @@ NOT_REPEATED = (
     "{} was {} when the checkpoint was written, but is {} as at the start of the script{}: a resumed run does not "
     "repeat what the loop changes under `if epoch == 1:`; write `if epoch >= 1:`"
 )
-OTHER_ORDER = "sampler=: {} differs from the one before the resume: keep what it depends on at its start in run.extra"
+OTHER_ORDER = "{} differs from the one before the resume: keep what the sampler needs at the epoch's start in run.extra"
 
 
 class LoopChanges:
@@ -260,8 +260,7 @@ class LoopChanges:
         self._stored, self.settings = {**job.get(CHANGED, {})}, {**job.get(SETTINGS, {})}
 
     def now(self) -> dict[str, str]:
-        changed = {name: value for name, value in self._values() if self._first.get(name, value) != value}
-        return changed | getattr(self._states.get("loader"), "order", {})
+        return {name: value for name, value in self._values() if self._first.get(name) != value}
 
     def not_repeated(self) -> list[str]:
         """Return lines on what a resumed loop has not changed again in its first step; later, nothing."""
@@ -269,8 +268,8 @@ class LoopChanges:
         lost = [name for name in stored if name in now and stored[name] != now[name] == self._first.get(name)]
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         lines = [NOT_REPEATED.format(name, stored[name], now[name], more) for name in lost[:1]]
-        order = getattr(self._states.get("loader"), "order", {})
-        return lines + [OTHER_ORDER.format(name) for name in order if stored.get(name, order[name]) != order[name]]
+        others = [name for name in stored if "order of epoch" in name and now.get(name, stored[name]) != stored[name]]
+        return lines + [OTHER_ORDER.format(name) for name in others]
 
     def _values(self) -> Iterator[tuple[str, str]]:
         for name, each in self._states.items():
@@ -278,6 +277,7 @@ class LoopChanges:
             yield from ((f"{name}.{key}.requires_grad", str(p.requires_grad)) for key, p in model.named_parameters())
             owners = {path: vars(module) for path, module in model.named_modules()}
             if isinstance(each, ExactLoader):
+                yield from ((f"{order} of {name}=", digest) for order, digest in each.order.items())
                 owners = {"dataset": {**vars(type(each.dataset)), **getattr(each.dataset, "__dict__", {})}}
                 owners["sampler"] = getattr(each.sampler, "__dict__", {})
             for path, own in owners.items():

@@ -33,5 +33,4 @@ def check_call(world: World, call: str, highest: Sequence[int]) -> Sequence[int]
     while not store.check([f"call/{code}" for code in codes]) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
     found = [store.get(f"call/{code}").decode() if store.check([f"call/{code}"]) else "others not" for code in codes]
-    calls = " and ".join(found)
-    raise ConfigError(f"the workers are in different calls, {calls}: make each on all, not under `if world.is_main:`")
+    raise ConfigError(f"the workers are in different calls, {' and '.join(found)}: make each call on all workers")

@@ -76,6 +76,7 @@ class SavePoints:
     def request(self, best: bool, is_place: bool) -> None:
         """Write a checkpoint here, if this is a place for it, else at the next one. Collective in any case."""
         if (not self._hold_gradients() or best) and is_place:
+            self.note_changes()
             self.save(best)
             return
         self.is_late, position = True, self._session.progress
