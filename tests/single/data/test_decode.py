@@ -61,11 +61,6 @@ def test_every_kind_of_png_keeps_its_picture(tmp_path: Path, kind: str, channels
     assert np.abs(pixels - 255 * _ramp()[:, :, None]).max() <= 1
 
 
-def test_black_and_white_becomes_0_and_255(tmp_path: Path) -> None:
-    Image.new("1", (4, 3), 1).save(tmp_path / "white.png")
-    assert set(decode(tmp_path / "white.png", 1).flatten().tolist()) == {255}
-
-
 def test_color_becomes_gray_by_its_luminance(tmp_path: Path) -> None:
     Image.new("RGB", (4, 3), (255, 0, 0)).save(tmp_path / "red.png")
     assert set(decode(tmp_path / "red.png", 1).flatten().tolist()) == {76}  # 0.299 of 255

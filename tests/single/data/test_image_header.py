@@ -128,7 +128,9 @@ def test_a_truncated_png_is_damaged_still(tmp_path: Path, cut: int) -> None:
         decode(path, 3)
 
 
-def test_floating_pixels_are_refused_in_training_too(tmp_path: Path) -> None:
-    Image.new("F", (40, 40), 0.5).save(tmp_path / "x.tiff")
-    with pytest.raises(CorruptImageError, match="floating-point pixels"):
-        decode(tmp_path / "x.tiff", 3)
+def test_floating_pixels_are_refused_for_they_have_no_range(tmp_path: Path) -> None:
+    path = tmp_path / "x.tiff"
+    Image.new("F", (40, 40), 0.5).save(path)
+    for read in (lambda: decode(path, 3), lambda: Encoding(short_side=20).apply(path.read_bytes(), path)):
+        with pytest.raises(CorruptImageError, match="floating-point pixels"):
+            read()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.data.sharding import Sharding, evaluation_batches, permutation, share
+from lockstep.data.sharding import Sharding, evaluation_batches, permutation
 
 SETTINGS = settings(derandomize=True)
 SAMPLES, BATCHES, SIZES = st.integers(1, 300), st.integers(1, 80), st.integers(1, 9)
@@ -98,13 +97,6 @@ def test_an_evaluation_covers_each_sample_once(samples: int, batch: int, size: i
     assert all(1 <= len(part) <= batch for worker in workers for part in worker)
     loads = [sum(map(len, worker)) for worker in workers]
     assert max(loads) - min(loads) <= 1
-
-
-@pytest.mark.parametrize(("count", "size", "lengths"), [(7, 3, [2, 2, 3]), (1, 3, [0, 0, 1]), (6, 3, [2, 2, 2])])
-def test_shares_are_adjacent_without_gaps(count: int, size: int, lengths: list[int]) -> None:
-    parts = [list(range(count))[share(count, rank, size)] for rank in range(size)]
-    assert [item for part in parts for item in part] == list(range(count))
-    assert [len(part) for part in parts] == lengths
 
 
 def test_every_seed_and_every_epoch_has_an_order_of_its_own() -> None:

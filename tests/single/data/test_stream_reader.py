@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from lockstep.config.schema import AugmentConfig, DataConfig
@@ -352,17 +351,6 @@ def test_loader_process_dying_while_sending_is_the_same_error(
     with pytest.raises(LoaderError, match=r"a loader process exited.*--workers"):
         _read_and_wait(reader)
     reader.close()
-
-
-def test_photographs_in_any_mode_become_three_channels(tmp_path: Path) -> None:
-    paths = []
-    for mode in ("L", "RGBA", "P", "CMYK"):
-        paths.append(tmp_path / f"{mode}.tif")
-        Image.new("L", (30, 20), 90).convert(mode).save(paths[-1])
-    (batch,) = _read(_reader(FileSplit(paths, [0, 1, 2, 3])), None, [np.arange(4)])
-    assert batch.images.shape == (4, 3, 12, 16)
-    expected = (torch.full((3,), 90 / 255) - torch.tensor(SPEC.mean)) / torch.tensor(SPEC.std)
-    assert torch.allclose(batch.images.mean((2, 3)), expected.expand(4, 3), atol=0.05)
 
 
 class _Counting:

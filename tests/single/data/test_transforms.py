@@ -88,14 +88,6 @@ def test_crop_that_does_not_fit_is_centered_as_in_torchvision(width: int, height
     assert top + bottom == pytest.approx(height)
 
 
-def test_a_sample_has_the_same_crop_in_any_batch() -> None:
-    whole = RandomCrop(Draws(4, 2, np.arange(100)), 0.08)
-    some = RandomCrop(Draws(4, 2, np.array([70, 3])), 0.08)
-    assert some.box(0, 500, 375) == whole.box(70, 500, 375)
-    assert some.box(1, 64, 48) == whole.box(3, 64, 48)
-    assert RandomCrop(Draws(4, 3, np.array([70])), 0.08).box(0, 500, 375) != whole.box(70, 500, 375)
-
-
 SHAPES = [(1, 5, 7), (3, 6, 9), (3, 8, 8)]
 
 
@@ -279,17 +271,6 @@ def test_with_its_draws_torchvisions_transform_erases_the_same(
             params = peer.make_params([images[sample]])
         assert torch.equal(ours[sample], peer.transform(images[sample], params))
     assert (ours == 0).any()
-
-
-def test_an_image_is_erased_the_same_whatever_batch_it_is_in() -> None:
-    images = _images(64, 16, 24)
-    whole = erase_(images.clone(), _draws(64), 0.5)
-    parts = [
-        erase_(images[part].clone(), Draws(1, 0, part), 0.5)
-        for part in np.array_split(np.arange(64, dtype=np.int64), 5)
-    ]
-    assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(erase_(images.clone(), _draws(64, epoch=1), 0.5), whole)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])

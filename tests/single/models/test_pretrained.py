@@ -8,7 +8,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attack import Attack
@@ -156,14 +155,6 @@ def test_a_submodule_of_the_networks_own_keeps_its_name(tmp_path: Path, prefix: 
     assert _same(model, inner.state_dict())
 
 
-def test_numbers_of_numpy_beside_the_weights_are_no_obstacle(tmp_path: Path) -> None:
-    weights = _random_weights(_net())
-    torch.save({"net": weights, "acc": np.float64(93.5), "epoch": np.int64(3)}, tmp_path / "ckpt.pth")
-    model = _net()
-    pretrained.load_own(tmp_path / "ckpt.pth", model)
-    assert _same(model, weights)
-
-
 def test_safetensors_and_run_folders_are_read(tmp_path: Path) -> None:
     weights = _random_weights(_net())
     save_file(weights, tmp_path / "model.safetensors")
@@ -182,14 +173,6 @@ def test_other_number_of_classes_resets_only_the_last_layer(tmp_path: Path) -> N
     last = ("3.weight", "3.bias")
     assert _same(model, weights, but=last)
     assert all(torch.equal(model.state_dict()[key], before[key]) for key in last)
-
-
-def test_old_files_without_batch_norms_counters_are_whole(tmp_path: Path) -> None:
-    weights = {key: value for key, value in _random_weights(_net()).items() if "num_batches" not in key}
-    torch.save(weights, tmp_path / "mine.pth")
-    model = _net()
-    pretrained.load_own(tmp_path / "mine.pth", model)
-    assert all(torch.equal(model.state_dict()[key], value) for key, value in weights.items())
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,6 @@ def test_a_resumed_run_records_the_reads_of_its_loaders(
     assert len(later) > len(records)
 
 
-def test_none_are_kept_where_none_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--max-steps", "2", "--run-dir", "run", "--io-every", "0"]) == 0
-    assert not Path("run/io").exists()
-
-
 def _not_there(path: Path) -> Counter[str]:
     raise FileNotFoundError(path)
 

@@ -113,13 +113,6 @@ def test_the_slow_rank_is_named_once_after_three_reports(slow: Job, capsys: pyte
     )
 
 
-def test_similar_ranks_are_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = Job(tmp_path / "steps", 0.010, 0.012, 0.011)
-    job.exchange(20)
-    job.steps.close(0)
-    assert not capsys.readouterr().err
-
-
 def test_ranks_are_compared_only_when_each_has_a_new_report(slow: Job, capsys: pytest.CaptureFixture[str]) -> None:
     slow.exchange(2)
     slow.exchange(20, but=2)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from scaling_jobs import published, record
 
-from lockstep.files.jsonl import read_records
 from lockstep.report.scaling_series import (
     MeasuredPoint,
     cautions,
@@ -211,14 +208,6 @@ def test_a_label_says_what_the_job_is() -> None:
     (strong, weak), _ = series_of([record(1, 10.0, modes=["strong", "weak"], global_batch=1024, batch=1024.0, **facts)])
     assert strong.label == "resnet18 on cifar10, global batch 1024, bf16, fp16 gradients, H200"
     assert weak.label == "resnet18 on cifar10, batch 1024 per worker, bf16, fp16 gradients, H200"
-
-
-def test_half_written_files_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "scaling.jsonl"
-    file.write_text(json.dumps(record(1, 10.0)) + "\n" + json.dumps(record(2, 19.0))[:40])
-    (series,), warnings = series_of(read_records(file))
-    assert [point.workers for point in series.points] == [1]
-    assert not warnings
 
 
 def test_the_published_series_are_as_published() -> None:

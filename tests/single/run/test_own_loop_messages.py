@@ -41,7 +41,7 @@ def test_hints_name_no_flags(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 0}, "keep=0: must be"),
+        ({"keep": 0}, "^keep=0: must be at least 1$"),
         ({"log_every": 0}, "log_every=0: must be"),
         ({"checkpoint_epochs": -1}, "checkpoint_epochs=-1: must be"),
         ({"check_replicas": -1}, "check_replicas=-1: must be"),

@@ -381,8 +381,6 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
         world.run(tmp_path, model=nn.Linear(1, 1), config={})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="is the loader of an evaluation"):
         world.run(tmp_path, loader=world.loader(DATA, 4, evaluate=True), model=nn.Linear(1, 1))
-    with pytest.raises(ConfigError, match=r"^keep=0: must be at least 1$"):
-        world.run(tmp_path, model=nn.Linear(1, 1), keep=0)
     other = torch.optim.SGD(nn.Linear(1, 2).parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"^optimizer= trains 2 parameters that .* one of shape \[2, 1\]"):
         world.run(tmp_path, model=nn.Linear(1, 1), optimizer=other)

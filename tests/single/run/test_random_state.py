@@ -18,15 +18,6 @@ def _drawn(state: RandomState) -> tuple[float, float, float]:
     return float(torch.rand(())), random.random(), state.agreed.random()
 
 
-def test_draws_before_the_steps_are_equal_on_all_workers() -> None:
-    draws = []
-    for _ in range(2):
-        state = RandomState()
-        state.begin_epoch(5, 3)
-        draws.append(_drawn(state))
-    assert draws[0] == draws[1]
-
-
 def test_agreed_draws_of_a_step_are_equal_on_all_workers() -> None:
     draws = []
     for rank in range(3):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -295,19 +294,6 @@ def test_tta_averages_the_logits_of_each_image_and_its_mirror(
     found = evaluate_checkpoint(_config(folder), ALONE, Path("run"), tta=True)["loss"]
     assert found == pytest.approx(expected, rel=1e-6)
     assert abs(found - plain) > 1e-5
-
-
-def test_tta_changes_nothing_for_symmetric_images(
-    new_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = new_folder(sizes=((32, 32),), train=10)
-    _train(folder)
-    for path in folder.glob("val/*/*"):
-        half = np.asarray(Image.open(path))[:, :16]
-        Image.fromarray(np.concatenate([half, half[:, ::-1]], 1)).save(path)
-    plain, averaged = (evaluate_checkpoint(_config(folder), ALONE, Path("run"), tta=tta) for tta in (False, True))
-    assert plain == averaged
 
 
 def test_an_exported_program_comes_to_the_runs_loss(

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 
-import documents
 import pytest
 
 from lockstep.report.document import Chart, Document, Line, Section, Table
 from lockstep.report.draw import text as texts
-from lockstep.report.draw import write
-
-
-def test_each_table_is_a_csv_and_a_latex_file(tmp_path: Path) -> None:
-    files = write(documents.of(documents.scaling(), documents.results()), tmp_path / "new")
-
-    assert [path.name for path in files[-2:]] == ["results.csv", "results.tex"]
-    assert sorted((tmp_path / "new" / "tables").iterdir()) == files[-2:]
 
 
 def test_csv_has_numbers_in_full_and_missing_ones_empty() -> None:

@@ -123,17 +123,6 @@ def test_a_stop_before_an_epoch_evaluates_nothing_twice(tmp_path: Path, checkpoi
     assert [r["split"] for r in records] == ["train", "val"]
 
 
-def test_a_run_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: Path) -> None:
-    _fit(tmp_path / "stopped", StopAt(6))
-    again = _fit(tmp_path / "stopped", resume="auto")
-    whole = _fit(tmp_path / "whole")
-    assert final_weights(tmp_path / "stopped") == final_weights(tmp_path / "whole")
-    assert again.history.val["epoch"].tolist() == [1, 2, 3]
-    for split in ("train", "val"):
-        ours, theirs = getattr(again.history, split), getattr(whole.history, split)
-        assert ours["loss"].tolist() == theirs["loss"].tolist()
-
-
 def _fit_in_workers(world: World, path: Path) -> tuple[int, bool]:
     diary = Diary()
     steps = _fit(path, diary, StopAt(5, rank=1), batch_size=8).steps
