@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -70,24 +70,6 @@ def test_each_operation_is_torchvisions(ours: Mapping[str, Change], theirs: Any,
             apart = (mine.int() - expected.int()).abs()  # torchvision keeps its magnitudes in single precision
             assert apart.max() <= 1
             assert (apart > 0).float().mean() < 0.01
-
-
-def _rand_augment(images: torch.Tensor, draws: Draws) -> torch.Tensor:
-    return rand_augment_(images, draws, 2, 9)
-
-
-@pytest.mark.parametrize(("augment", "changed"), [(_rand_augment, 0.8), (trivial_augment_, 0.7)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_change_of_an_image_does_not_depend_on_its_batch(
-    augment: Callable[[torch.Tensor, Draws], torch.Tensor], changed: float, channels: int
-) -> None:
-    images = _images(64, channels, 16, 24)
-    whole = augment(images.clone(), _draws(64))
-    assert (whole.dtype, whole.shape) == (images.dtype, images.shape)
-    assert (whole != images).flatten(1).any(1).float().mean() > changed
-    parts = [augment(images[part].clone(), Draws(1, 0, part)) for part in np.array_split(np.arange(64), 5)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(augment(images.clone(), _draws(64, epoch=1)), whole)
 
 
 def test_every_operation_and_sign_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     stored, _ = Encoding(short_side=20).apply(path.read_bytes(), path)
     assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
     look = header(FileSplit([path], [0]), 0)
-    assert look is not None
     assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
 
 

@@ -17,7 +17,7 @@ from lockstep.config.schema import AugmentConfig, DataConfig
 from lockstep.data import catalog
 from lockstep.data.loaders import EvalLoader, TrainLoader, reader_for
 from lockstep.data.readers import Placement
-from lockstep.data.sets import Batch, EncodedSplit, FileSplit, InputSpec, MemorySplit, Split, UserSplit
+from lockstep.data.sets import Batch, EncodedSplit, InputSpec, MemorySplit, Split, UserSplit
 from lockstep.data.sharding import Sharding
 from lockstep.data.sources import image_folder
 from lockstep.data.transforms import Mixing, mixes
@@ -117,7 +117,7 @@ def _assert_same_steps(alone: list[list[Batch]], workers: list[list[list[Batch]]
         ((3, 12, 16), AugmentConfig(flip=True, flip_alternate=True)),
         ((1, 12, 16), AugmentConfig(rand_augment=2)),
         ((3, 12, 16), AugmentConfig(rand_augment=2, rand_augment_magnitude=15, mixup=0.2, cutmix=1.0)),
-        ((3, 12, 16), AugmentConfig(flip=True, trivial_augment=True, random_erasing=1.0)),
+        ((1, 12, 16), AugmentConfig(flip=True, trivial_augment=True, random_erasing=1.0)),
     ],
     ids=["plain", "shift and flip", "warp", "everything", "alternate", "rand augment", "mixed", "trivial and erased"],
 )
@@ -141,7 +141,6 @@ def test_1_2_and_3_workers_see_the_same_images_held_in_memory(
 def test_1_2_and_3_workers_see_the_same_mixed_images(new_folder: Callable[..., Path], processes: int) -> None:
     path = new_folder(sizes=((40, 30), (24, 36), (31, 31)), train=13, val=1)
     data = image_folder.load(path, DataConfig(dataset=str(path), image_size=14))
-    assert isinstance(data.train, FileSplit)
     split = _First(data.train)
     changes = {"trivial_augment": True, "random_erasing": 0.5} if processes else {"rand_augment": 2}
     augment = AugmentConfig(flip=True, flip_alternate=True, mixup=0.2, cutmix=1.0, **changes)
@@ -181,7 +180,6 @@ def test_any_number_of_workers_enters_an_epoch_at_any_step(
         if kind == "packed":
             path = pack_folder(path, tmp_path / "packed")
         found = catalog.load(DataConfig(dataset=str(path), in_memory="never")).train
-        assert isinstance(found, EncodedSplit)
         split = _First(found)
     augment = AugmentConfig(shift=1, flip=True) if kind == "memory" else AugmentConfig(flip=True, min_crop=0.3)
     has_processes = "processes" in kind  # they do not know of the workers, and take time to start
@@ -222,12 +220,10 @@ def test_filler_of_a_damaged_image_keeps_an_idle_worker_running(new_folder: Call
     """With skip_corrupt, a worker that only lends a sample of weight 0 goes on, and has weight 0 all the same."""
     path = new_folder(sizes=((40, 30),), train=1, val=1)
     data = image_folder.load(path, DataConfig(dataset=str(path), in_memory="never"))
-    assert isinstance(data.train, FileSplit)
     data.train.paths[0].write_bytes(b"")
     reader = reader_for(data.train, _spec(14, 14, 3), Placement(CPU), AugmentConfig(), skip_corrupt=True)
     loader = TrainLoader(reader, Sharding(2, 2, rank=0, size=3), CPU)
     (batch,) = loader.epoch(0)
-    assert batch.weights is not None
     assert batch.weights.tolist() == [0.0]
     assert batch.images.shape == (1, 3, 14, 14)
     assert np.isfinite(batch.images.numpy()).all()

@@ -104,7 +104,6 @@ def test_shards_are_webdataset_tars_of_names_and_contents_alone(folder: Path, tm
         assert all(member.isreg() and (member.mtime, member.uid, member.uname) == (0, 0, "") for member in members)
         for member in members[1::2]:
             file = archive.extractfile(member)
-            assert file is not None
             assert file.read() == (b"0" if member.name.startswith("blue") else b"1")
     traces = [
         path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".partial-") or path.suffix == ".json"

@@ -16,14 +16,7 @@ ONE, TWO = torch.ones(2), torch.arange(2)
 
 @pytest.mark.parametrize(
     "value",
-    [
-        ONE,
-        {"a": ONE, "b": [TWO, None]},
-        OrderedDict(a=ONE),
-        (ONE, (TWO, "text")),
-        Pair(ONE, TWO),
-        [],
-    ],
+    [ONE, {"a": ONE, "b": [TWO, None]}, OrderedDict(a=ONE), (ONE, (TWO, "text")), Pair(ONE, TWO), []],
     ids=lambda value: type(value).__name__,
 )
 def test_mapping_tensors_keeps_types_and_other_objects(value: Any) -> None:

@@ -54,7 +54,6 @@ def test_every_torchvision_model_has_the_right_number_of_classes(name: str) -> N
     if name in RUN:
         side = SIDES.get(name, 224)
         logits = model(torch.empty(2, 3, side, side))
-        assert isinstance(logits, torch.Tensor)
         assert logits.shape == (2, 7)
 
 
@@ -133,7 +132,6 @@ def my_nets(new_module: Callable[[str, str], None]) -> str:
 def test_the_users_function_is_called_with_the_number_of_classes(my_nets: str) -> None:
     for name, width in (("build", 3), ("Net", 4)):
         model = registry.build(f"{my_nets}:{name}", num_classes=7, in_channels=1, side=28)
-        assert isinstance(model, nn.Linear)
         assert model.weight.shape == (7, width)
 
 

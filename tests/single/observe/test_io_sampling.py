@@ -149,9 +149,6 @@ def test_totals_go_on_until_a_restart(large_file: Path) -> None:
 def test_records_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     worker_file(tmp_path, 0).parent.mkdir()
     worker_file(tmp_path, 0).symlink_to("/dev/full")
-    with (
-        caplog.at_level("WARNING", "lockstep"),
-        IoSampler(60, counts_node=True).recording(tmp_path, rank=0),
-    ):
+    with caplog.at_level("WARNING", "lockstep"), IoSampler(60, counts_node=True).recording(tmp_path, rank=0):
         pass
     assert "I/O recording stopped" in caplog.text

@@ -173,11 +173,7 @@ def test_energy_of_hosts_and_restarts_is_summed(tmp_path: Path) -> None:
     steps.close(0)
     first, *energy = _records(tmp_path, "energy")
     assert (first["joules"], first["unread"]) == ({}, [reason])
-    of_a_start = [
-        ({"cpu": 33.0, "gpu": 5.0}, 0),
-        ({"cpu": 3.0, "gpu": 5.0}, 800),
-        ({"cpu": 7.0}, 0),
-    ]
+    of_a_start = [({"cpu": 33.0, "gpu": 5.0}, 0), ({"cpu": 3.0, "gpu": 5.0}, 800), ({"cpu": 7.0}, 0)]
     assert [(record["joules"], record["samples"]) for record in energy] == 2 * of_a_start
     assert (steps.joules, steps.not_counted) == ({"cpu": 86.0, "gpu": 20.0}, [reason])
 

@@ -31,7 +31,6 @@ def _records(*seconds: float) -> RunRecords:
 def test_a_programs_usual_step_is_the_median_of_its_records() -> None:
     """An evaluation, in the third record, changes nothing."""
     measured = measured_in(_records(0.4, 0.4, 9.0, 0.4, 0.4, 0.4))
-    assert measured is not None
     assert measured.phases == {"forward": [0.1, 0.1], "backward": [0.4, 0.4], "reduction": [0.3, 0.2]}
     assert (measured.transfer, measured.difference, measured.hosts, measured.facts) == (0.15, 0.0, 2, FACTS)
 
@@ -42,16 +41,13 @@ def test_the_use_of_gpus_and_slow_links_are_read() -> None:
         records.take({"kind": "step", "step": 10 * number, "time_seconds": number, "gpu_use": use})
     records.take({"kind": "slow_link", "ends": ["a", "b"], "evidence": "slow", "rate": 0.1})
     measured = measured_in(records)
-    assert measured is not None
     assert (measured.gpu_use, [link.ends for link in measured.slow_links]) == (0.3, [("a", "b")])
 
 
 def test_halves_of_a_run_are_compared() -> None:
     measured = measured_in(_records(0.4, 0.4, 0.4, 0.8, 0.8, 0.8))
-    assert measured is not None
     assert measured.difference == pytest.approx(2.55 / 1.75 - 1, abs=0.2)
     short = measured_in(_records(0.4, 0.4, 0.4))
-    assert short is not None
     assert explain(short).bound == ""
     assert measured_in(_records()) is None
 

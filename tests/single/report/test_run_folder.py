@@ -15,7 +15,6 @@ from lockstep.report.sources import read_run
 def _read(folder: Path) -> tuple[Run, list[str]]:
     warnings: list[str] = []
     run = read_run(folder / "metrics.jsonl", warnings.append)
-    assert run is not None
     return run, warnings
 
 

@@ -17,8 +17,6 @@ DOUBLINGS = (1, 2, 4, 8, 16, 32)
 
 
 def _interval(prediction: Prediction) -> tuple[float, float]:
-    assert prediction.low is not None
-    assert prediction.high is not None
     return prediction.low, prediction.high
 
 

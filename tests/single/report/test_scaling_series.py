@@ -58,13 +58,7 @@ def test_what_a_step_consists_of_is_the_median_of_the_repeats() -> None:
 def test_a_points_times_are_of_its_own_mode_machine_and_repeats() -> None:
     times = [(1, "A", 0, 99.0), (1, "A", 0, 10.0), (1, "A", 1, 12.0), (2, "A", 0, 6.0), (1, "B", 0, 100.0)]
     records = [
-        record(
-            workers,
-            10.0,
-            gpu=gpu,
-            repeat=repeat,
-            step_seconds={"low": 0.0, "median": seconds / 100, "high": 9.0},
-        )
+        record(workers, 10.0, gpu=gpu, repeat=repeat, step_seconds={"low": 0.0, "median": seconds / 100, "high": 9.0})
         for workers, gpu, repeat, seconds in times
     ]
     strong = record(1, 10.0, "strong", gpu="A", repeat=2, step_seconds=5.0)

@@ -49,7 +49,6 @@ def _parts(document: Document) -> dict[str, Chart | Bars | Table]:
 
 def _chart(document: Document, key: str) -> Chart:
     chart = _parts(document)[key]
-    assert isinstance(chart, Chart)
     for line in chart.lines:
         assert len(line.x) == len(line.y) > 0
         assert all(band is None or len(band) == len(line.x) for band in (line.low, line.high))
@@ -58,7 +57,6 @@ def _chart(document: Document, key: str) -> Chart:
 
 def _rows(document: Document, key: str) -> list[dict[str, Any]]:
     table = _parts(document)[key]
-    assert isinstance(table, Table)
     assert len(table.columns) == len(table.formats)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
@@ -98,7 +96,6 @@ def test_results_come_first_without_common_columns(tmp_path: Path) -> None:
     for workers in (1, 2):
         make_run(tmp_path / str(workers), run_records(workers=workers))
     table = _parts(_document(tmp_path))["results"]
-    assert isinstance(table, Table)
     assert list(table.columns[:4]) == ["run", "best top-1 (%)", "samples/s", "training time (s)"]
     assert [row[0] for row in table.rows] == ["1 worker", "2 workers"]
     assert table.note.startswith("All runs: cifar10, resnet18, batch 64, fp32.")
@@ -109,7 +106,6 @@ def test_a_setting_that_some_runs_lack_is_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", run_records(workers=1))
     make_run(tmp_path / "b", [epoch_record(1, "val")], config="{}")
     table = _parts(_document(tmp_path))["results"]
-    assert isinstance(table, Table)
     assert table.note.startswith("All runs, as far as recorded: cifar10, resnet18, 1 worker, batch 64, fp32.")
 
 
@@ -209,7 +205,6 @@ def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None
     assert (ideal.look, ideal.color) == ("dotted", None)
     assert list(measured.x) == [1, 2, 4, 8]
     assert measured.y[0] == pytest.approx(256 / 0.21 + 1)
-    assert measured.low is not None
     assert measured.low[0] == pytest.approx(256 / 0.21 + 0.5)
     assert max(model.x) == 16
     assert list(ideal.y) == pytest.approx([(256 / 0.21 + 1) * count for count in (1, 2, 4, 8, 16)])
@@ -227,7 +222,6 @@ def test_a_scaling_study_has_points_model_and_ideal_line(tmp_path: Path) -> None
 def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
     document = _of_records(tmp_path, *(scaling_record(workers, utilization=0.9) for workers in (1, 2)))
     bars = _parts(document)["scaling-strong-split"]
-    assert isinstance(bars, Bars)
     assert list(bars.categories) == ["1", "2"]
     stacks = dict(bars.stacks)
     assert stacks["exchange"] == [10, 10]
@@ -243,7 +237,6 @@ def test_a_steps_time_is_split_into_its_parts(tmp_path: Path) -> None:
 def test_parts_too_small_to_be_seen_are_left_out(tmp_path: Path) -> None:
     split = {"forward": 0.1, "backward": 0.1, "optimizer": 0.0005, "other": 0.002}
     bars = _parts(_of_records(tmp_path, scaling_record(1, split_seconds=split)))["scaling-strong-split"]
-    assert isinstance(bars, Bars)
     assert [name for name, _ in bars.stacks] == ["forward", "backward", "other"]
 
 
@@ -431,9 +424,6 @@ def test_model_has_an_interval_up_to_twice_the_workers(tmp_path: Path) -> None:
     model = chart.lines[1]
     assert list(model.x) == [1, 2, 3, 4, 6, 8]
     for y, low, high in zip(model.y, model.low or (), model.high or (), strict=True):
-        assert low is not None
-        assert y is not None
-        assert high is not None
         assert low < y < high
     text = _document(tmp_path).sections[0].text
     assert "The model is fitted to the points, with its 80% prediction interval;" in text

@@ -28,7 +28,6 @@ def _section(folder: Path) -> Section | None:
 
 def _parts(folder: Path) -> dict[str, Bars | Chart | Table]:
     section = _section(folder)
-    assert section is not None
     return {part.key: part for part in section.parts if isinstance(part, Bars | Chart | Table)}
 
 
@@ -46,7 +45,6 @@ def test_each_worker_has_a_bar_of_its_time_per_step(tmp_path: Path) -> None:
     epochs = [_epoch(1, forward=[1.0, 3.0], reduction=[2.0, 0.0]), _epoch(2, forward=[3.0, 5.0], metrics=[0.0, 0.0])]
     parts = _parts(make_run(tmp_path, [start_record(), *epochs]))
     bars = parts["worker-phases-1"]
-    assert isinstance(bars, Bars)
     assert bars.categories == ["0", "1"]
     assert [(name, list(values)) for name, values in bars.stacks] == [
         ("forward", [200.0, 400.0]),
@@ -64,13 +62,11 @@ def test_only_the_epochs_of_the_last_number_of_workers_count(tmp_path: Path) -> 
     resumed = start_record(workers=3, step=15)
     records = [start_record(), _epoch(1, forward=[9.0, 9.0]), resumed, _epoch(2, forward=[1.0, 2.0, 3.0])]
     bars = _parts(make_run(tmp_path, records))["worker-phases-1"]
-    assert isinstance(bars, Bars)
     assert [list(values) for _, values in bars.stacks] == [[200.0, 400.0, 600.0]]  # of 5 steps
 
 
 def test_of_many_workers_the_slowest_have_bars(tmp_path: Path) -> None:
     bars = _parts(_many(tmp_path, 1_000, slow=721))["worker-phases-1"]
-    assert isinstance(bars, Bars)
     assert bars.categories == [*map(str, range(31)), "721"]
     assert [(name, values[-2:]) for name, values in bars.stacks] == [("forward", [100.0, 200.0])]
     assert bars.note == "The slowest 32 of 1,000 workers."
@@ -81,7 +77,6 @@ def test_stragglers_are_listed_with_host_numbers(tmp_path: Path) -> None:
     table = _parts(make_run(tmp_path, [start_record(workers=8), *found, straggler_record(80, phase="x|y")]))[
         "stragglers"
     ]
-    assert isinstance(table, Table)
     assert [list(row) for row in table.rows] == [
         [50, "3-5", 1, "forward", 52.0, 31.0],
         [60, "3", 2, "forward", 52.0, 31.0],
@@ -99,7 +94,6 @@ def test_the_newest_runs_have_figures(tmp_path: Path) -> None:
     titles = [part.title.rpartition(": ")[2] for key, part in parts.items() if key.startswith("worker-phases")]
     assert titles == ["2 workers", "4 workers", "6 workers", "7 workers"]
     section = _section(tmp_path)
-    assert section is not None
     assert "Only the 4 newest runs have figures." in section.text
 
 

@@ -28,12 +28,7 @@ Build = Callable[..., Any]
 ADAM, STEP = partial(Adam, lr=0.5), partial(StepLR, step_size=1)
 
 
-def _script(
-    folder: Path,
-    optimizer: Build = ADAM,
-    scheduler: Build = STEP,
-    **loader: Any,
-) -> TrainingRun:
+def _script(folder: Path, optimizer: Build = ADAM, scheduler: Build = STEP, **loader: Any) -> TrainingRun:
     world = TrainingWorld(RankInfo(), torch.device("cpu"))
     model = nn.Linear(1, 1)
     made = optimizer([{"params": model.weight}, {"params": model.bias, "weight_decay": 0.25}])

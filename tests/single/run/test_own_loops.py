@@ -390,7 +390,6 @@ def test_draws_after_a_complete_run_are_those_after_the_steps(tmp_path: Path) ->
 
 def _open(worker: int) -> None:
     info = get_worker_info()
-    assert info is not None
     info.dataset.label_offset = 1  # type: ignore[attr-defined]
 
 

@@ -62,7 +62,6 @@ def test_line_of_a_script_is_limited_by_its_bytes() -> None:
     text = "recorder.step_begins(optimizer); optimizer.step(); recorder.step_ends(optimizer)"
     exec(compile(text, "\u540d" * MAX_LINE, "exec"), {"recorder": recorder, "optimizer": optimizer})
     state = recorder.take()
-    assert state is not None
     assert state.line.endswith("\u540d:1")
     assert len(state.line) < MAX_LINE / 2
 
@@ -94,7 +93,6 @@ def test_values_not_written_yet_are_not_waited_for() -> None:
     assert not _step(recorder, optimizer, number=3)
     written.append([])
     state = recorder.take()
-    assert state is not None
     assert state.step == 1
     assert recorder.take() is None
 

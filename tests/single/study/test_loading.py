@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lockstep.config.schema import AugmentConfig, DataConfig, ModelConfig, TrainConfig
-from lockstep.data.sets import FileSplit, ImageData, describe_custom
+from lockstep.data.sets import ImageData, describe_custom
 from lockstep.data.sources import digits, image_folder
 from lockstep.errors import CorruptImageError
 from lockstep.study.loading import (
@@ -28,7 +28,6 @@ from lockstep.study.loading import (
     measure_pipeline,
     measure_stages,
     orders,
-    wait_share,
 )
 from lockstep.world.launcher_environment import RankInfo
 from lockstep.world.world import World
@@ -80,7 +79,6 @@ def test_images_in_memory_and_custom_sets_have_their_stages() -> None:
 @pytest.mark.parametrize("skip", [False, True])
 def test_corrupt_images_stop_it_unless_they_are_to_be_skipped(new_folder: Callable[..., Path], skip: bool) -> None:
     setting = _photographs(new_folder, skip_corrupt=skip)
-    assert isinstance(setting.data.train, FileSplit)
     path = setting.data.train.paths[5]
     path.write_bytes(path.read_bytes()[:100])
     if skip:
@@ -94,13 +92,6 @@ def test_the_demand_is_that_of_training_steps() -> None:
     figure = measure_demand(_setting(digits.load(), 8))
     assert figure.about == "digits-net, fp32: forward, backward and step"
     assert figure.images_per_second.median > 0
-
-
-@pytest.mark.parametrize(
-    ("processes", "rate", "share"), [(0, 300, 0.25), (1, 50, 0.5), (2, 100, 0.0), (4, 1000, 0.0), (0, 100, 0.5)]
-)
-def test_loader_processes_work_while_the_model_does(processes: int, rate: float, share: float) -> None:
-    assert wait_share(processes, rate, 100) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("cores", "numbers"), [(1, [0, 1]), (4, [0, 1, 2, 4]), (6, [0, 1, 2, 4, 6])])

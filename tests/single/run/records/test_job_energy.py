@@ -78,7 +78,6 @@ def test_a_resumed_run_has_the_sum_of_its_sessions(tmp_path: Path, monkeypatch: 
     assert sum(next(each) for each in readings) - 5000.0 == 10.0 * (2 + len(_energy("run")))
     assert [record for record in first if record["kind"] == "energy"] == _energy("run")[: _count(first)]
     run = read_run(Path("run/metrics.jsonl"), lambda line: None)
-    assert run is not None
     assert (run.joules, run.not_counted) == (10.0 * len(_energy("run")), ["DRAM: a reason"])
     samples = sum(record["samples"] for record in _energy("run"))
     assert run.joules_per_sample == pytest.approx(10.0 * 5 / samples)  # three steps, and two after the resume

@@ -335,7 +335,6 @@ def test_terminal_has_only_epoch_lines_and_a_progress_bar() -> None:
     console.record(VAL)
     console.close()
     assert not console._progress.tasks
-    assert isinstance(screen.file, io.StringIO)
     printed = screen.file.getvalue()
     assert describe(TRAIN, top5=False) in printed
     assert "step 20" not in printed

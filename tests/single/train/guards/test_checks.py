@@ -98,7 +98,6 @@ def _memory(data: ImageData, **changed: Any) -> ImageData:
 
 
 def test_the_content_of_images_in_memory_counts() -> None:
-    assert isinstance(DATA.train, MemorySplit)
     labels = DATA.train.labels.clone()
     labels[700] = (labels[700] + 1) % 10
     assert "training labels" in _said(describe_job(CONFIG, _memory(DATA, labels=labels), MODEL))
@@ -139,7 +138,6 @@ def test_decoded_images_are_identified_by_their_files(tmp_path: Path) -> None:
     path = tmp_path / "cat" / "1.jpg"
     path.parent.mkdir()
     path.write_bytes(b"12")
-    assert isinstance(DATA.train, MemorySplit)
     images, (mean,) = DATA.train.images, DATA.input.mean
 
     def described(brighter: int) -> Any:
