@@ -29,8 +29,10 @@ def test_gray_of_every_depth_is_equal_in_training_and_in_a_pack(
     Image.new(mode, (40, 40), value).save(path)
     for channels in (1, 3):
         assert np.all(decode(path, channels) == expected)
-    stored, _ = Encoding(short_side=20).apply(path.read_bytes(), path)
-    assert np.all(np.asarray(Image.open(io.BytesIO(stored))) == expected)
+    stored, extension = Encoding(short_side=20).apply(path.read_bytes(), path)
+    image = Image.open(io.BytesIO(stored))
+    assert (image.mode, image.size, extension) == ("L", (20, 20), "jpg")
+    assert np.all(np.asarray(image) == expected)
     look = header(FileSplit([path], [0]), 0)
     assert (look.form, look.size, look.gray) == ("TIFF", (40, 40), True)
 

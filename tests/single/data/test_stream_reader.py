@@ -122,16 +122,6 @@ def test_alternate_flips_show_the_other_side_in_the_next_epoch(split: FileSplit)
     assert torch.equal(_read(straight, None)[0].images, _read(flipped, None)[0].images)
 
 
-@pytest.mark.parametrize("abandon", [1, 3])
-def test_a_pass_left_halfway_does_not_disturb_the_next(split: FileSplit, abandon: int) -> None:
-    reader = _reader(split, processes=2)
-    unfinished = reader.read(PLAN, 5)
-    for _ in range(abandon):
-        next(unfinished)
-    assert _same(_read(reader, 6, PLAN[2:]), _read(_reader(split), 6, PLAN[2:]))
-    reader.close()
-
-
 @BOTH
 def test_a_damaged_image_stops_with_its_name(split: FileSplit, processes: int) -> None:
     spoiled = _spoil(split.paths[4])

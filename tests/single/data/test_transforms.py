@@ -188,11 +188,12 @@ def test_warp_treats_each_image_in_its_own_way(config: AugmentConfig) -> None:
 
 @pytest.mark.parametrize(("side", "height", "width"), [(3, 8, 8), (4, 8, 11), (5, 7, 12), (9, 6, 6)])
 def test_cutout_blanks_a_square_clipped_at_the_edges(side: int, height: int, width: int) -> None:
-    images = torch.ones(3000, 2, height, width)
+    images = torch.rand(3000, 2, height, width, generator=torch.Generator().manual_seed(0)) + 1
+    before = images.clone()
     result = transforms.cutout_(images, _draws(3000), side)
     assert result.data_ptr() == images.data_ptr()
-    assert set(images.unique().tolist()) <= {0.0, 1.0}
     blank = images == 0
+    assert torch.equal(images, before * ~blank)
     assert torch.equal(blank[:, 0], blank[:, 1])
     rows, columns = blank[:, 0].any(2), blank[:, 0].any(1)
     assert torch.equal(blank[:, 0], rows[:, :, None] & columns[:, None, :])
@@ -207,14 +208,6 @@ def test_cutout_blanks_a_square_clipped_at_the_edges(side: int, height: int, wid
             assert inner
     if side < min(height, width):
         assert len(blank[:, 0].unique(dim=0)) == height * width  # a square for every centre
-
-
-def test_cutout_leaves_what_is_outside_as_it_was() -> None:
-    images = torch.randn(50, 3, 10, 12, generator=torch.Generator().manual_seed(0))
-    before = images.clone()
-    transforms.cutout_(images, _draws(50), 4)
-    assert torch.equal(images, before * (images != 0))
-    assert (images == 0).any((1, 2, 3)).all()
 
 
 def test_alternate_flips_decide_once_then_alternate_each_epoch() -> None:

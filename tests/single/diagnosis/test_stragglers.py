@@ -84,13 +84,6 @@ def test_the_medians_of_the_others_are_those_of_the_definition(values: list[floa
     assert medians_of_others(values) == pytest.approx(expected)
 
 
-@given(st.lists(seconds, min_size=1, max_size=9), st.floats(0, 100))
-def test_ranks_of_equal_speed_are_never_named(phases: list[float], step: float) -> None:
-    watch = StragglerWatch([""] * 4)
-    times = {str(number): [each] * 4 for number, each in enumerate(phases)}
-    assert not any(_update(watch, times, step) for _ in range(REPORTS + 1))
-
-
 def test_no_rank_is_named_before_a_hundred_steps() -> None:
     watch = StragglerWatch(["", ""])
     found = [_update(watch, {"forward": [0.05, 0.08]}, steps=16) for _ in range(8)]

@@ -194,17 +194,10 @@ def test_any_other_difference_is_an_error_that_names_the_tensors(
         pretrained.load_own(tmp_path / "mine.pth", _net())
 
 
-@pytest.mark.parametrize("by_torch", [True, False])
-def test_a_hostile_file_is_refused_named_and_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_torch: bool
-) -> None:
+def test_a_hostile_file_is_refused_named_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pth"
-    content = {"0.weight": torch.zeros(1), "x": Attack(os.system, "touch hacked")}
-    if by_torch:
-        torch.save(content, path)
-    else:
-        path.write_bytes(pickle.dumps({"x": content["x"]}))
+    path.write_bytes(pickle.dumps({"x": Attack(os.system, "touch hacked")}))
     with pytest.raises(CheckpointError, match=r"evil\.pth(: not loaded.* it references .*system| cannot be read)"):
         pretrained.load_own(path, _net())
     assert not (tmp_path / "hacked").exists()

@@ -33,15 +33,6 @@ def _ends() -> list[PassEnd]:
     return ends
 
 
-def test_workers_that_leave_together_go_on() -> None:
-    ends = _ends()
-    for epoch in range(2):
-        for end in ends:
-            end.note(epoch, 3, is_early=True)
-        for end in ends:
-            end.compare()
-
-
 def test_pass_of_an_earlier_epoch_does_not_count() -> None:
     ends = _ends()
     ends[1].note(0, 3, is_early=True)

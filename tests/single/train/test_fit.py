@@ -74,11 +74,6 @@ def test_an_unwritable_run_folder_is_named(tmp_path: Path) -> None:
         fit_separable(tmp_path / "file" / "run")
 
 
-def test_a_set_of_another_form_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="items must be"):
-        fit(linear_net(), [1, 2, 3], separable(16, 2), run_dir=tmp_path)
-
-
 def test_a_run_without_a_folder_is_named_after_data_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = fit(linear_net(), separable(64, 1), separable(16, 2), max_steps=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,6 @@ from lockstep.data.sets import FileSplit, ImageData, MemorySplit
 from lockstep.data.sources import image_folder
 from lockstep.data.sources.image_folder import IMAGENET_MEAN, IMAGENET_STD, list_images
 from lockstep.errors import ConfigError, CorruptImageError, DataError
-
-# Python 3.11.4 and newer filter what an archive may do, and later ones warn without.
-SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 NewFolder = Callable[..., Path]
 
@@ -304,17 +300,6 @@ def test_damaged_first_image_does_not_change_how_images_are_held(folder: Path, c
     data = _load(folder, skip_corrupt=True)
     assert len(_memory(data)[0]) == 39
     assert data.left_out == [str(path)]
-
-
-def test_real_photographs(shared_data: Path, tmp_path: Path) -> None:
-    with tarfile.open(shared_data / "imagenet-sample.tar") as archive:
-        wanted = ("imagenet-sample/train/n014", "imagenet-sample/val/n014")
-        archive.extractall(tmp_path, [m for m in archive if m.name.startswith(wanted)], **SAFELY)
-    data = _load(tmp_path / "imagenet-sample")
-    train, val = _files(data)
-    assert (len(data.classes), len(train)) == (1, 10)
-    assert 2 <= len(val) <= 3
-    assert all(path.suffix == ".JPEG" for path in [*train.paths, *val.paths])
 
 
 def test_color_image_among_gray_ones_keeps_the_set_colored(new_folder: NewFolder) -> None:

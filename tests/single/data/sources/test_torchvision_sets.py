@@ -21,6 +21,8 @@ import torch
 from attack import Attack
 from torchvision import datasets
 
+from lockstep.config.schema import DataConfig
+from lockstep.data import catalog
 from lockstep.data.sets import ImageData, MemorySplit
 from lockstep.data.sources import torchvision_sets
 from lockstep.errors import DataError
@@ -167,7 +169,7 @@ def test_failed_download_is_an_error_with_a_fix(tmp_path: Path, server: Path, th
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
 def test_missing_set_names_the_command_that_fetches_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"lockstep data get {name} --data-dir {tmp_path}"):
-        torchvision_sets.load(name, tmp_path, download=False)
+        catalog.load(DataConfig(dataset=name, data_dir=tmp_path), download=False)
     assert list(tmp_path.rglob("*")) == []
 
 
