@@ -56,6 +56,13 @@ def test_losses_that_are_apart_are_named(given: Any, words: str) -> None:
     assert answer.where == "train.py:9"
 
 
+@pytest.mark.parametrize(("is_rounded", "verdict"), [(True, "yes"), (False, "no")])
+def test_losses_of_16_bits_may_be_further_apart(is_rounded: bool, verdict: str) -> None:
+    alone = _records((100.5, 100.0, 100.0), "dbca", is_rounded=is_rounded)
+    workers = {rank: _records((100.0,) * 3, samples) for rank, samples in enumerate(("ab", "cd"))}
+    assert judge_invariance({0: alone}, workers).verdict == verdict
+
+
 def test_a_setting_that_depends_on_the_workers_is_named() -> None:
     answer = _judge((2.0, 1.9, 1.8), rate=0.2)
     assert answer.fix == "lr is 0.1 with one worker and 0.2 with 2: let it depend on the global batch only"

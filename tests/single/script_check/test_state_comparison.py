@@ -33,6 +33,7 @@ RULES = (
     ({**APART, "step": ALONE_STEPS}, {**APART, **OWN, "step": ALONE_STEPS}, "exchanged nothing"),
     ({**APART, "is_joined": False}, {**APART, **OWN, "is_joined": False}, "they have no process group"),
     ({**APART, "is_joined": False}, {**APART, **OWN, "is_joined": False, "began": 9}, ""),  # other seeds
+    ({**APART, "is_joined": False}, {**APART, "weights": 20, "began": 9, "is_joined": False}, ""),
     ({"repeats_order": True}, {"repeats_order": True}, "call sampler.set_epoch(epoch)"),
 )
 
