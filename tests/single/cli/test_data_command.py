@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,17 +74,6 @@ def test_a_folder_is_packed_described_verified_and_trained(
     shard.write_bytes(content[:-1])
     assert main(["train", "packed"]) == 4
     assert "val-000000.tar has" in capsys.readouterr().err
-
-
-@pytest.mark.cold
-def test_packing_and_verifying_do_without_torch(folder: Path, here: Path) -> None:
-    code = (
-        "import sys\nfrom lockstep.cli import main\n"
-        "for words in (['pack', 'images', 'packed'], ['verify', 'packed'], ['verify', 'images']):\n"
-        "    assert main(['data', *words, '-j', '1']) == 0, words\n"
-        "    assert 'torch' not in sys.modules, words"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_left_out_images_are_listed(folder: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,13 +118,3 @@ def test_counts_that_no_series_has_are_reported_individually(capsys: pytest.Capt
     error = capsys.readouterr().err
     assert error.count("no measurements with 3 and 5 workers; measured numbers of workers:") == 3
     assert "no series can be fitted" in error
-
-
-@pytest.mark.cold
-def test_torch_is_not_imported(here: Path) -> None:
-    code = (
-        "import sys; from lockstep.cli import main\n"
-        f"assert main(['study', 'predict', {str(PUBLISHED)!r}]) == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=here)
