@@ -28,34 +28,30 @@ def _observed(folder: Path, forward: float = 3e-3, batch: int = 32, start: float
     for number in range(steps):
         phases = {"forward": forward, "backward": 5e-3 * (1 + 0.002 * (number % 2)), "optimizer": 2e-3}
         rate = 1 / sum(phases.values())
-        records.append(
-            {
-                "kind": "step",
-                "step": 100 * number,
-                "time_seconds": float(number),
-                "unix_time": start + number,
-                "steps_per_second": rate,
-                "images_per_second": rate * batch,
-                "phase_spread": {name: dict.fromkeys(("min", "median", "max"), time) for name, time in phases.items()},
-            }
-        )
+        spread = {name: dict.fromkeys(("min", "median", "max"), time) for name, time in phases.items()}
+        place = {"kind": "step", "step": 100 * number, "time_seconds": float(number), "unix_time": start + number}
+        rates = {"steps_per_second": rate, "images_per_second": rate * batch}
+        records.append({**place, **rates, "phase_spread": spread})
     return _write(folder / "metrics.jsonl", *records)
 
 
 def _study(path: Path, times: dict[int, float], repeats: int = 3, **changes: Any) -> Path:
     """Write the records of a study, by number of workers the seconds of a step."""
+    study = {
+        "kind": "scaling",
+        "modes": ["weak"],
+        "label": "train.py",
+        "environment": {"packages": {"torch": "2.15.0"}},
+    }
     records = [
         {
-            "kind": "scaling",
-            "modes": ["weak"],
+            **study,
             "workers": workers,
             "repeat": repeat,
-            "label": "train.py",
+            "unix_time": repeat,
             "steps_per_second": (1 + repeat / 1000) / seconds,
             "samples_per_second": 32 * workers * (1 + repeat / 1000) / seconds,
             "split_seconds": {"forward": seconds - 7e-3, "backward": 5e-3, "optimizer": 2e-3},
-            "unix_time": repeat,
-            "environment": {"packages": {"torch": "2.15.0"}},
             **changes,
         }
         for repeat in range(repeats)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.cli import main
 from lockstep.cli.explain_trials import ELSEWHERE, TriedChange, Variant, describe, judge, to_mappings, variant_of
 from lockstep.cli.parse import parse_train
 from lockstep.cli.recorded_program import RecordedProgram, check_hosts, recorded_program
@@ -169,8 +168,7 @@ def test_the_last_batch_of_an_epoch_is_not_the_usual_one() -> None:
     assert recorded_program(run, ("python", "{batch}")).batch == 8
 
 
-def test_a_run_of_the_trainer_is_repeated_by_its_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_of_the_trainer_is_repeated_by_its_flags(here: Path) -> None:
     command = shlex.split("/bin/lockstep train digits -np 2 --run-dir runs/a --resume auto -b 16")
     environment = {"command": command, "folder": os.getcwd()}
     found = recorded_program(Run(Path("runs/a"), "a", {"workers": 2}, environment=environment), ())
@@ -218,12 +216,3 @@ def test_changes_without_a_prediction_are_tried() -> None:
     assert kinds("computing", config) == ["channels_last", "compile"]
     assert kinds("data") == ["loader", "pin_memory"]
     assert kinds("computing") == kinds("slow link", config) == []
-
-
-@pytest.mark.parametrize("words", [["steps", "--", "python"], ["--try", "one", "two"]])
-def test_flags_that_make_no_sense_are_refused(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["explain", *words]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -54,10 +54,7 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.jit
-def test_no_command_repeats_advice_against_safety(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_no_command_repeats_advice_against_safety(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FOREIGN[name](Path(name))
     for words in (
         ["eval", name],
@@ -76,9 +73,8 @@ def test_no_command_repeats_advice_against_safety(
 
 
 def test_a_damaged_index_of_a_pack_repeats_none_either(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder.parent)
     assert main(["data", "pack", str(folder), "packed"]) == 0
     index = Path("packed/train/index.npy")
     for content in (b"no array at all", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', ", b""):
@@ -92,10 +88,7 @@ def test_a_damaged_index_of_a_pack_repeats_none_either(
     assert "index.npy cannot be read (No such file or directory)" in capsys.readouterr().err
 
 
-def test_predict_explains_a_bad_image_without_training_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_predict_explains_a_bad_image_without_training_flags(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--max-steps", "1", "--run-dir", "run"]) == 0
     Path("text.jpg").write_text("no image")
     Path("folder.png").mkdir()
@@ -112,9 +105,8 @@ def test_predict_explains_a_bad_image_without_training_flags(
 
 
 def test_damaged_image_is_named_with_the_flag_that_skips_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder.parent)
     spoiled = folder / "train" / "red" / "004.png"
     spoiled.write_text("no image")
     for way in ("always", "never"):
@@ -163,9 +155,8 @@ def test_a_pipe_is_never_waited_for(folder: Path, tmp_path: Path) -> None:
 
 
 def test_names_of_any_bytes_end_no_command_and_steer_no_terminal(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder.parent)
     odd = os.fsdecode(b"red \x1b]0;x\x07\xff\xe2\x80\xae\nlockstep: error: |<b>")
     for split in ("train", "val"):
         (folder / split / "red").rename(folder / split / odd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -174,30 +173,6 @@ def test_a_wrong_configuration_file_is_refused(tmp_path: Path, text: str, messag
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         parse_flags(["--config-file", str(file), "x"])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["python", "x.py"], "missing -np, the number of workers"),
-        (["-np", "2", "train.py"], "train.py: command not found; to run a script, put `python` before it"),
-        (["-np", "2", "python", "nosuch.py"], "nosuch.py: no such file"),
-    ],
-)
-def test_a_usage_error_is_one_line_and_exit_code_2(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("horovodrun: error: ")
-    assert message in line
-
-
-@pytest.mark.cold
-def test_help_and_version_need_no_torch() -> None:
-    code = "import sys; from lockstep.cli.horovodrun import main; main(['-v'])\nassert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "0.28.1" in done.stdout
 
 
 def test_the_build_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,10 +24,7 @@ def set_job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., int]], N
     return partial(monkeypatch.setattr, JobSeries, "run")
 
 
-def test_a_job_goes_on_without_default_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_job_goes_on_without_default_logs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = new_logs()
     assert logs
     assert logs.is_dir()

@@ -26,8 +26,7 @@ def _run(name: str, step: int) -> Path:
     return checkpoint
 
 
-def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(here: Path) -> None:
     earlier = _run("20260101-000000", 100).parents[1]
     ours = _run("20260101-000001", 10)
     others = _run("20260101-000001-2", 20)
@@ -41,23 +40,12 @@ def test_what_is_left_is_never_the_run_of_a_job_that_goes_on(tmp_path: Path, mon
     assert second.startswith(f"the newest checkpoint is from step 10, {ours}; ")
 
 
-def test_unwritable_run_folder_is_reported_before_workers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_unwritable_run_folder_is_reported_before_workers_start(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs").write_text("")
     assert main(["train", "-np", "2", "--max-restarts", "1", "--device", "cpu"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep train: error: run folder runs/digits-digits-net-")
     assert line.endswith(" cannot be written: Not a directory; choose another (--run-dir)")
-
-
-@pytest.mark.parametrize(
-    ("run", "why"), [("", "--run-dir '': must be a path"), ("/", "is the root"), ("/usr/..", "is the root")]
-)
-def test_run_folder_that_would_be_scattered_is_refused(capsys: pytest.CaptureFixture[str], run: str, why: str) -> None:
-    assert main(["train", "--run-dir", run, "--max-steps", "1"]) == 2
-    assert why in capsys.readouterr().err
 
 
 def test_a_current_folder_that_was_removed_is_named(
@@ -85,19 +73,6 @@ def test_flags_after_the_double_dash_belong_to_the_command(capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "    python x.py --nodes 9 -- --time &\n" in text
     assert "select=1:" in text
-
-
-@pytest.mark.parametrize("words", [["slurm"], ["slurm", "--"]])
-def test_a_command_is_needed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["script", *words]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("lockstep script: error: missing COMMAND; add it after --")
-    assert error.count("\n") == 1
-
-
-def test_gpus_without_a_worker_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["script", "slurm", "--gpus-per-node", "4", "-np", "1", "--", "true"]) == 2
-    assert "1 worker and 4 GPUs per node" in capsys.readouterr().err
 
 
 PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.before_fork\n"

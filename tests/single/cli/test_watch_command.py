@@ -30,18 +30,8 @@ def run(tmp_path: Path) -> Path:
     now = time.time()
     job = {"workers": 1, "global_batch": 8, "steps_per_epoch": 10, "arch": "net", "data": "digits"}
     _append(folder, {"kind": "run", "step": 0, "unix_time": now - 9, **job})
-    _append(
-        folder,
-        {
-            "kind": "step",
-            "time_seconds": 1.0,
-            "step": 10,
-            "unix_time": now,
-            "loss": 0.5,
-            "top1": 0.8,
-            "images_per_second": 7.0,
-        },
-    )
+    figures = {"loss": 0.5, "top1": 0.8, "images_per_second": 7.0}
+    _append(folder, {"kind": "step", "step": 10, "time_seconds": 1.0, "unix_time": now, **figures})
     return folder
 
 
@@ -51,18 +41,8 @@ def _append(folder: Path, record: dict[str, object]) -> None:
 
 
 def _finish(folder: Path) -> None:
-    _append(
-        folder,
-        {
-            "kind": "epoch",
-            "time_seconds": 1.0,
-            "split": "val",
-            "step": 20,
-            "epochs": 2,
-            "top1": 0.9,
-            "unix_time": time.time(),
-        },
-    )
+    place = {"kind": "epoch", "split": "val", "step": 20, "time_seconds": 1.0, "unix_time": time.time()}
+    _append(folder, {**place, "epochs": 2, "top1": 0.9})
 
 
 def test_without_a_terminal_one_frame_is_printed(
@@ -75,23 +55,6 @@ def test_without_a_terminal_one_frame_is_printed(
         assert "net on digits · 1 worker" in frame
         assert "step 10 of 20" in frame
         assert "\x1b" not in frame
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["nowhere"], "nowhere: no such folder"),
-        (["."], ".: no run found"),
-        ([], "no runs in runs/"),
-        (["--interval", "nan"], "--interval nan: must be above 0 seconds"),
-    ],
-)
-def test_wrong_arguments_name_the_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["watch", *words]) == 2
-    assert hint in " ".join(capsys.readouterr().err.split())
 
 
 class _Terminal:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo, Store
 
-from lockstep.cli import main
 from lockstep.errors import ConfigError, bit_rate
 from lockstep.launch import hosts_doctor
 from lockstep.launch.hosts_doctor import (
@@ -93,11 +92,6 @@ def test_there_is_one_worker_a_host() -> None:
     plan = plan_probe(LaunchOptions(hosts="alpha:4,beta:2", python="/opt/python"))
     assert [(node.host, node.workers) for node in plan.nodes] == [("alpha", 1), ("beta", 1)]
     assert plan.command == ("/opt/python", "-m", "lockstep.launch.hosts_doctor")
-
-
-def test_manually_started_nodes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost"]) == 2
-    assert "-H" in capsys.readouterr().err
 
 
 def test_rates_are_in_the_units_of_networks() -> None:

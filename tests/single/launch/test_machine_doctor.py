@@ -43,11 +43,6 @@ def test_json_has_versions_and_checks_but_no_host_name(
     assert "secret-host" not in printed
 
 
-def test_json_of_other_hosts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json", "-H", "a,b"]) == 2
-    assert "--json describes this machine; run it on each host" in capsys.readouterr().err
-
-
 def test_stale_variables_are_named_with_the_cure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

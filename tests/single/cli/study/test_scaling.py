@@ -16,25 +16,11 @@ from lockstep.study.step_jobs import figures_of
 
 def _program(workers: int, samples: float | None = None) -> dict[str, Any]:
     """Return the record of a program with steps of 0.1 s, whose workers each take so many samples."""
-    figures = {
-        "steps_per_second": 10.0,
-        "samples_per_second": samples and 10.0 * samples,
-        "step_seconds": {"low": 0.1, "median": 0.1, "high": 0.1},
-        "phase_seconds": {},
-        "waits": [],
-        "program": {},
-        "measured_steps": 30,
-        "backward_passes_per_step": 1.0,
-        "exchanges": 30,
-        "utilization": None,
-        "peak_memory_bytes": 1,
-        "memory": "resident",
-        "memory_limit_bytes": None,
-        "device": "cpu",
-        "gpu": None,
-        "environment": None,
-        "connected": True,
-    }
+    figures = {"steps_per_second": 10.0, "samples_per_second": samples and 10.0 * samples, "phase_seconds": {}}
+    figures |= {"step_seconds": {"low": 0.1, "median": 0.1, "high": 0.1}, "waits": [], "program": {}, "exchanges": 30}
+    figures |= {"measured_steps": 30, "backward_passes_per_step": 1.0, "peak_memory_bytes": 1, "memory": "resident"}
+    figures |= {"device": "cpu", "connected": True}
+    figures |= dict.fromkeys(("utilization", "memory_limit_bytes", "gpu", "environment"))
     about = {"kind": "scaling", "modes": ["weak"], "workers": workers, "repeat": 0, "job": "01234567", "steps": 30}
     return {**about, "label": "train.py", **figures_of([figures] * workers, workers)}
 
@@ -67,12 +53,7 @@ def test_constant_steps_of_weak_scaling_have_an_efficiency_of_1(
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert main(["study", "predict", str(file), "--np", "6"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [(row[0], float(row[-1])) for row in rows if row and row[0] in {"1", "2", "3", "6"}] == [
-        ("1", 1.0),
-        ("2", 1.0),
-        ("3", 1.0),
-        ("6", 1.0),
-    ]
+    assert {row[0]: float(row[-1]) for row in rows if row and row[0].isdecimal()} == dict.fromkeys("1236", 1.0)
     assert main(["report", str(file), "-o", str(tmp_path / "report")]) == 0
     (path,) = (tmp_path / "report" / "tables").glob("scaling-weak-throughput-*points.csv")
     heading, *lines = [line.split(",") for line in path.read_text().splitlines()]
