@@ -10,16 +10,16 @@ import pytest
 from lockstep.errors import WorldError
 from lockstep.world.launcher_environment import RankInfo
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none",
-}
+
+def variables(text: str) -> dict[str, str]:
+    """Variables as `env` prints them."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+TORCHRUN = variables(
+    "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=node0 MASTER_PORT=29500 "
+    "TORCHELASTIC_RUN_ID=none"
+)
 
 
 def _without(name: str) -> dict[str, str]:
@@ -27,22 +27,12 @@ def _without(name: str) -> dict[str, str]:
 
 
 # TorchDistributor starts one torchrun per task, as a node with one worker, in an environment with Spark's variables.
-SPARK = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "1",
-    "NODE_RANK": "1",
-    "MASTER_ADDR": "10.0.0.7",
-    "MASTER_PORT": "41123",
-    "TORCHELASTIC_RUN_ID": "5f0c6d4f7d6a4ee8b1d3c5f4a2b19e77",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "SPARK_ENV_LOADED": "1",
-    "CUDA_VISIBLE_DEVICES": "3",
-}
-ONE_WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+SPARK = variables(
+    "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 NODE_RANK=1 MASTER_ADDR=10.0.0.7 "
+    "MASTER_PORT=41123 TORCHELASTIC_RUN_ID=5f0c6d4f7d6a4ee8b1d3c5f4a2b19e77 TORCHELASTIC_RESTART_COUNT=0 "
+    "TORCHELASTIC_USE_AGENT_STORE=True SPARK_ENV_LOADED=1 CUDA_VISIBLE_DEVICES=3"
+)
+ONE_WORKER = variables("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=0")
 
 
 @pytest.mark.parametrize(
@@ -108,49 +98,25 @@ def test_a_contradiction_shows_the_variables(contradiction: dict[str, str]) -> N
 
 def row(prefix: str) -> dict[str, str]:
     """Variables of worker 5 of 8, the second of four on the second node."""
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    return {f"{prefix}{name}": value for name, value in zip(names, "5814", strict=True)}
+    return variables(f"{prefix}RANK=5 {prefix}SIZE=8 {prefix}LOCAL_RANK=1 {prefix}LOCAL_SIZE=4")
 
 
 OPEN_MPI = row("OMPI_COMM_WORLD_")
-MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-PALS = {"PALS_RANKID": "5", "PALS_NODEID": "1", "PALS_LOCAL_RANKID": "1", **row("PMI_")}
+MPICH = variables("PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4")
+PALS = {**variables("PALS_RANKID=5 PALS_NODEID=1 PALS_LOCAL_RANKID=1"), **row("PMI_")}
 HOROVOD = {**row("HOROVOD_"), "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}
 # As Slurm 22.05's srun -N2 -n8 sets them for its task 5.
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "hal[01-02]",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_NPROCS": "8",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "5",
-    "SLURM_STEPID": "0",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "hal[01-02]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-    "SLURM_TASKS_PER_NODE": "4(x2)",
-}
-FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"}
-FLUX |= {"FLUX_JOB_ID": "ƒ2PqVbFs", "FLUX_URI": "local:///run/flux/local"}
-FLUX |= {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "13"}
-POD = {
-    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "MASTER_ADDR": "job-master-0",
-    "MASTER_PORT": "23456",
-}
-LAUNCHERS = {
-    "Open MPI": OPEN_MPI,
-    "MPICH": MPICH,
-    "PALS": PALS,
-    "Horovod": HOROVOD,
-    "Slurm": SLURM,
-    "Flux": FLUX,
-}
+SLURM = variables(
+    "SLURM_JOB_ID=7 SLURM_JOB_NODELIST=hal[01-02] SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NPROCS=8 SLURM_NTASKS=8 "
+    "SLURM_PROCID=5 SLURM_STEPID=0 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=hal[01-02] SLURM_STEP_NUM_NODES=2 "
+    "SLURM_STEP_NUM_TASKS=8 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_TASKS_PER_NODE=4(x2)"
+)
+FLUX = variables(
+    "FLUX_TASK_RANK=5 FLUX_JOB_SIZE=8 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=2 FLUX_JOB_ID=ƒ2PqVbFs "
+    "FLUX_URI=local:///run/flux/local PMI_RANK=5 PMI_SIZE=8 PMI_FD=13"
+)
+POD = variables("KUBERNETES_SERVICE_HOST=10.0.0.1 RANK=5 WORLD_SIZE=8 MASTER_ADDR=job-master-0 MASTER_PORT=23456")
+LAUNCHERS = {"Open MPI": OPEN_MPI, "MPICH": MPICH, "PALS": PALS, "Horovod": HOROVOD, "Slurm": SLURM, "Flux": FLUX}
 
 
 @pytest.mark.parametrize(("launcher", "variables"), LAUNCHERS.items())
@@ -192,14 +158,10 @@ def test_a_pod_that_is_meant_for_several_workers_is_not_one() -> None:
         RankInfo.from_environment({**POD, "PET_NPROC_PER_NODE": "4"})
 
 
-TRAIN_JOB = {
-    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-    "PET_NNODES": "8",
-    "PET_NODE_RANK": "5",
-    "PET_NPROC_PER_NODE": "auto",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29400",
-}
+TRAIN_JOB = variables(
+    "KUBERNETES_SERVICE_HOST=10.0.0.1 PET_NNODES=8 PET_NODE_RANK=5 PET_NPROC_PER_NODE=auto "
+    "PET_MASTER_ADDR=job-node-0-0.job PET_MASTER_PORT=29400"
+)
 
 
 def test_a_train_jobs_pods_are_not_jobs_of_their_own() -> None:
@@ -215,12 +177,8 @@ def test_a_train_jobs_pods_are_not_jobs_of_their_own() -> None:
     ("node", "local_rank", "rank", "local_size"), [(0, 3, 3, 4), (1, 0, 4, 4), (2, 2, 10, 3)], ids=["0", "1", "2"]
 )
 def test_uneven_slurm_nodes_count_their_own_tasks(node: int, local_rank: int, rank: int, local_size: int) -> None:
-    said = {"SLURM_NODEID": node, "SLURM_LOCALID": local_rank, "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 11}
-    environment = {
-        **SLURM,
-        "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
-        **{name: str(value) for name, value in said.items()},
-    }
+    said = f"SLURM_NODEID={node} SLURM_LOCALID={local_rank} SLURM_PROCID={rank} SLURM_STEP_NUM_TASKS=11"
+    environment = {**SLURM, **variables(f"{said} SLURM_STEP_TASKS_PER_NODE=4(x2),3")}
     assert RankInfo.from_environment(environment) == RankInfo(rank, 11, local_rank, local_size, node, "Slurm")
 
 
@@ -246,21 +204,15 @@ def test_flux_starts_equal_numbers_of_workers() -> None:
 
 
 def test_a_single_flux_task_may_start_workers_itself() -> None:
-    alone = {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "FLUX_TASK_LOCAL_ID": "0", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    alone = variables("FLUX_TASK_RANK=0 FLUX_JOB_SIZE=1 FLUX_TASK_LOCAL_ID=0 PMI_RANK=0 PMI_SIZE=1")
     assert RankInfo.from_environment({**FLUX, **alone}) == RankInfo()
 
 
-BATCH = {
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_NPROCS": "8",
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "hal[01-02]",
-    "SLURM_TASKS_PER_NODE": "4(x2)",
-}
-ONE_TASK = {"SLURM_STEP_NODELIST": "hal01", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+BATCH = variables(
+    "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=8 SLURM_NPROCS=8 SLURM_JOB_ID=7 "
+    "SLURM_JOB_NODELIST=hal[01-02] SLURM_TASKS_PER_NODE=4(x2)"
+)
+ONE_TASK = variables("SLURM_STEP_NODELIST=hal01 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1")
 
 
 @pytest.mark.parametrize(
