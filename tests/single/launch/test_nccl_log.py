@@ -16,105 +16,45 @@ BOOT_28 = "Bootstrap: Using hsn0:10.150.0.7<0>"
 LOADED_20 = (
     "NET/Plugin: Loaded net plugin AWS Libfabric (v8)\nNET/Plugin: Failed to find ncclCollNetPlugin symbol (>= v5)."
 )
+OFI_USED = "Using network Libfabric"
 CXI = "NET/OFI Selected Provider is cxi (found 4 nics)"
 IB = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.1.0.4<0>\nUsing network IB"
 NO_IB = "NET/IB : No device found."
 SOCKETS = "NET/Socket : Using [0]hsn0:10.150.0.7<0> [1]hsn1:10.150.1.7<0>\nUsing network Socket"
 
+NO_PLUGIN = "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation"
+OFI_INITIALIZED = "Initialized NET plugin Libfabric\nAssigned NET plugin Libfabric to comm\nUsing network Libfabric"
+TCP = "NET/OFI Selected provider is tcp, fabric is 10.0.0.0/8 (found 1 nics)\nUsing network AWS Libfabric"
+LOADED_27 = "Successfully loaded external network plugin libnccl-net.so"
+TOO_OLD = "NET/Plugin: Failed to find ncclNetPlugin symbol (>= v5)."
+NOT_INITIALIZED = "Failed to initialize NET plugin Libfabric"
+NO_GDR = "NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR"
+
 GOOD = [
     ("2.20.3", OFI, HSN, [BOOT_20, LOADED_20, CXI, "Using network AWS Libfabric"]),
-    (
-        "2.21.5",
-        OFI,
-        HSN,
-        [BOOT_20, "NET/Plugin: Failed to find ncclNetPlugin_v8 symbol.", CXI, "Using network Libfabric"],
-    ),
-    ("2.22.3", (), (), [BOOT_20, "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation", IB]),
+    ("2.21.5", OFI, HSN, [BOOT_20, "NET/Plugin: Failed to find ncclNetPlugin_v8 symbol.", CXI, OFI_USED]),
+    ("2.22.3", (), (), [BOOT_20, NO_PLUGIN, IB]),
     ("2.23.4", (), (), [BOOT_20, "NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.", IB]),
     ("2.24.3", (), HSN, [BOOT_20, NO_IB, SOCKETS]),
     ("2.25.1", ("IB",), ("ib", "hsn"), [BOOT_28, "NET/Plugin: Using internal network plugin.", IB]),
-    ("2.26.2", OFI, HSN, [BOOT_28, "NET/Plugin: Loaded net plugin Libfabric (v10)", CXI, "Using network Libfabric"]),
-    (
-        "2.27.7",
-        OFI,
-        HSN,
-        [BOOT_28, "Successfully loaded external network plugin libnccl-net.so", CXI, "Using network OFI"],
-    ),
-    (
-        "2.28.3",
-        OFI,
-        HSN,
-        [
-            BOOT_28,
-            CXI,
-            "Initialized NET plugin Libfabric",
-            "Assigned NET plugin Libfabric to comm",
-            "Using network Libfabric",
-        ],
-    ),
+    ("2.26.2", OFI, HSN, [BOOT_28, "NET/Plugin: Loaded net plugin Libfabric (v10)", CXI, OFI_USED]),
+    ("2.27.7", OFI, HSN, [BOOT_28, LOADED_27, CXI, "Using network OFI"]),
+    ("2.28.3", OFI, HSN, [BOOT_28, CXI, OFI_INITIALIZED]),
     ("2.28.9", (), (), [BOOT_28, "Failed to initialize NET plugin IB", "Initialized NET plugin Socket", SOCKETS]),
 ]
 WRONG = [
-    (
-        (
-            "2.20.3",
-            OFI,
-            HSN,
-            [BOOT_20, "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation", SOCKETS],
-        ),
-        "uses the network Socket instead of AWS Libfabric",
-    ),
-    (
-        ("2.21.5", (), (), ["Bootstrap : Using docker0:172.17.0.1<0>", NO_IB, "Using network Socket"]),
-        "interface docker0",
-    ),
-    (
-        ("2.22.3", OFI, HSN, ["Bootstrap : Using bond0:10.2.0.7<0>", CXI, "Using network Libfabric"]),
-        "bond0 instead of hsn0",
-    ),
-    (
-        (
-            "2.23.4",
-            OFI,
-            HSN,
-            [
-                BOOT_20,
-                "NET/OFI Selected provider is tcp, fabric is 10.0.0.0/8 (found 1 nics)",
-                "Using network AWS Libfabric",
-            ],
-        ),
-        "libfabric provider tcp",
-    ),
-    (
-        ("2.20.5", OFI, HSN, [BOOT_20, "NET/Plugin: Failed to find ncclNetPlugin symbol (>= v5).", SOCKETS]),
-        "too old or too new",
-    ),
-    (("2.24.3", OFI, HSN, [BOOT_20, "Error: network AWS Libfabric not found."]), "no network AWS Libfabric"),
-    (
-        ("2.28.3", OFI, HSN, [BOOT_28, "Failed to initialize NET plugin Libfabric", SOCKETS]),
-        "could not initialize the plugin Libfabric",
-    ),
-    (
-        ("2.26.2", OFI, HSN, [BOOT_28, "NET/OFI No eligible providers were found", SOCKETS]),
-        "without a usable libfabric",
-    ),
-    (("2.27.7", (), (), ["Bootstrap : no socket interface found"]), "no usable interface"),
-    (("2.30.7", (), (), [BOOT_28, "NET/IB : No IP interface found."]), "no usable interface"),
-    (("2.30.7", (), (), [BOOT_28, "NET/Socket : No usable listening interface found"]), "no usable interface"),
-    (
-        (
-            "2.28.3",
-            OFI,
-            HSN,
-            [
-                BOOT_28,
-                "NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR",
-                CXI,
-                "Using network Libfabric",
-            ],
-        ),
-        "disabled GPUDirect",
-    ),
+    ("uses the network Socket instead of AWS Libfabric", "2.20.3", OFI, HSN, [BOOT_20, NO_PLUGIN, SOCKETS]),
+    ("interface docker0", "2.21.5", (), (), ["Bootstrap : Using docker0:172.17.0.1<0>", NO_IB, "Using network Socket"]),
+    ("bond0 instead of hsn0", "2.22.3", OFI, HSN, ["Bootstrap : Using bond0:10.2.0.7<0>", CXI, OFI_USED]),
+    ("libfabric provider tcp", "2.23.4", OFI, HSN, [BOOT_20, TCP]),
+    ("too old or too new", "2.20.5", OFI, HSN, [BOOT_20, TOO_OLD, SOCKETS]),
+    ("no network AWS Libfabric", "2.24.3", OFI, HSN, [BOOT_20, "Error: network AWS Libfabric not found."]),
+    ("could not initialize the plugin Libfabric", "2.28.3", OFI, HSN, [BOOT_28, NOT_INITIALIZED, SOCKETS]),
+    ("without a usable libfabric", "2.26.2", OFI, HSN, [BOOT_28, "NET/OFI No eligible providers were found", SOCKETS]),
+    ("no usable interface", "2.27.7", (), (), ["Bootstrap : no socket interface found"]),
+    ("no usable interface", "2.30.7", (), (), [BOOT_28, "NET/IB : No IP interface found."]),
+    ("no usable interface", "2.30.7", (), (), [BOOT_28, "NET/Socket : No usable listening interface found"]),
+    ("disabled GPUDirect", "2.28.3", OFI, HSN, [BOOT_28, NO_GDR, CXI, OFI_USED]),
 ]
 
 
@@ -136,11 +76,10 @@ def test_good_log_has_no_fault(
     assert len(found.networks) == 1
 
 
-@pytest.mark.parametrize(("log", "fault"), WRONG)
+@pytest.mark.parametrize(("fault", "version", "plugin", "interfaces", "texts"), WRONG)
 def test_wrong_log_has_exactly_its_fault(
-    log: tuple[str, tuple[str, ...], tuple[str, ...], list[str]], fault: str
+    fault: str, version: str, plugin: tuple[str, ...], interfaces: tuple[str, ...], texts: list[str]
 ) -> None:
-    version, plugin, interfaces, texts = log
     found = read_nccl_log(_log(version, texts), plugin, interfaces)
     assert len(found.faults) == 1
     assert fault in found.faults[0]
