@@ -131,10 +131,7 @@ def test_apexs_flags_are_read() -> None:
     assert _read("-r").run == RunConfig(resume="auto")
 
 
-def test_the_command_translates_and_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_translates_and_refuses(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--b", "4", "--no_cuda", "--nesterov", "False", "--print-config"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert (printed["batch_size"], printed["device"], printed["optim"]["nesterov"]) == (4, "cpu", False)

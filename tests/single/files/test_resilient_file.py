@@ -74,16 +74,15 @@ def test_file_in_a_renamed_folder_is_rewritten_at_its_old_path(tmp_path: Path) -
     assert (tmp_path / "moved" / "lines").read_text() == _lines(1)
 
 
-def test_a_change_of_the_working_directory_moves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
+def test_a_change_of_the_working_directory_moves_no_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "elsewhere").mkdir()
     file = ResilientFile(Path("lines"), lambda line: None)
     file.write("line 0")
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.chdir(here / "elsewhere")
     file.write("line 1")
     file.close()
-    assert (tmp_path / "lines").read_text() == _lines(2)
-    assert os.listdir(tmp_path / "elsewhere") == []
+    assert (here / "lines").read_text() == _lines(2)
+    assert os.listdir(here / "elsewhere") == []
 
 
 def test_file_whose_folder_is_taken_keeps_its_lines_in_memory(tmp_path: Path) -> None:

@@ -37,21 +37,39 @@ def _exit(error: BaseException, launcher: str = "none") -> int:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "said", "final", "lost_peer"),
     [
-        (ConfigError("--lr is wrong"), 2, "lockstep: error: --lr is wrong\n"),
-        (WorldError("nobody is there"), 3, "lockstep: error: nobody is there\n"),
-        (KeyboardInterrupt(), 130, "lockstep: interrupted"),
-        (StoppedError("stopped after step 3"), 75, "lockstep: stopped after step 3\n"),
-        (ZeroDivisionError("of the user's"), 1, "ZeroDivisionError: of the user's\n"),
-        (RuntimeError("Connection reset by peer"), 1, "lockstep: error: lost the connection to a peer"),
+        (ConfigError("--lr is wrong"), 2, "lockstep: error: --lr is wrong\n", True, False),
+        (WorldError("nobody is there"), 3, "lockstep: error: nobody is there\n", False, False),
+        (KeyboardInterrupt(), 130, "lockstep: interrupted", None, None),
+        (StoppedError("stopped after step 3"), 75, "lockstep: stopped after step 3\n", True, False),
+        (ZeroDivisionError("of the user's"), 1, "ZeroDivisionError: of the user's\n", False, False),
+        (RuntimeError("Connection reset by peer"), 1, "lockstep: error: lost the connection to a peer", False, True),
+        (LostPeerError("rank 1 is gone"), 1, "lockstep: error: rank 1 is gone\n", False, True),
     ],
 )
-def test_error_is_an_exit_code_and_one_line_on_the_terminal(
-    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+def test_error_is_an_exit_code_and_a_line_or_a_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+    final: bool | None,
+    lost_peer: bool | None,
 ) -> None:
     assert _exit(error) == code
     assert said in capsys.readouterr().err
+    if final is None:
+        return
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert _exit(error, launcher="torchrun") == code
+    content = json.loads(file.read_text())
+    ours = content["lockstep"]
+    assert (ours["exit_code"], ours["final"], ours["lost_peer"]) == (code, final, lost_peer)
+    assert content["message"]["message"] == ours["text"]
+    assert capsys.readouterr().err == ""
 
 
 def test_finished_work_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,35 +80,6 @@ def test_finished_work_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_check_comes_before_the_work() -> None:
     check = lambda: _raises(ConfigError("no"))(None)  # noqa: E731
     assert exit_code_of(lambda world: pytest.fail("it works"), RankInfo(), "cpu", "auto", check) == 2
-
-
-@pytest.mark.parametrize(
-    ("error", "final", "lost_peer"),
-    [
-        (ConfigError("--lr is wrong"), True, False),
-        (WorldError("nobody is there"), False, False),
-        (LostPeerError("rank 1 is gone"), False, True),
-        (RuntimeError("Connection closed by peer"), False, True),
-        (ZeroDivisionError("of the user's"), False, False),
-        (StoppedError("stopped after step 3"), True, False),
-    ],
-)
-def test_launcher_is_notified_in_a_file(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    final: bool,
-    lost_peer: bool,
-) -> None:
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    code = _exit(error, launcher="torchrun")
-    content = json.loads(file.read_text())
-    ours = content["lockstep"]
-    assert (ours["exit_code"], ours["final"], ours["lost_peer"]) == (code, final, lost_peer)
-    assert content["message"]["message"] == ours["text"]
-    assert capsys.readouterr().err == ""
 
 
 def test_a_worker_that_stops_hears_no_further_request() -> None:

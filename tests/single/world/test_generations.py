@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,15 @@ from lockstep.world import NODE_PROCESS, MemberState, generations, peer_loss
 from lockstep.world.generations import ADDED, REMOVED, HostsChangedError, Waits
 
 
+@contextmanager
+def joining(node: Node) -> Iterator[Future[None]]:
+    """Yield a call of `join_next` in another thread, which waits."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(generations.join_next)
+        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
+        yield future
+
+
 def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     node.stay(must_lead=True)
@@ -28,25 +38,21 @@ def test_worker_waits_and_gets_the_variables_of_its_next_rank(node: Node, monkey
         MemberState.STAYS,
         MemberState.ENDS,
     )
-    with ThreadPoolExecutor(1) as pool:
-        for rank in ("0", "2"):
-            joining = pool.submit(generations.join_next)
-            node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
-            assert not joining.done()
+    for rank in ("0", "2"):
+        with joining(node) as joined:
+            assert not joined.done()
             node.do(lambda rank=rank: node.workers.answer(7, {"RANK": rank}))
-            joining.result(LIMIT_SECONDS)
-            assert os.environ["RANK"] == rank
-            assert node.do(lambda: node.workers.state(7)) == MemberState.STAYS
+            joined.result(LIMIT_SECONDS)
+        assert os.environ["RANK"] == rank
+        assert node.do(lambda: node.workers.state(7)) == MemberState.STAYS
 
 
 def test_worker_that_is_not_needed_exits_with_success(node: Node) -> None:
     node.stay()
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
+    with joining(node) as joined:
         node.do(lambda: node.workers.answer(7, {}))
         with pytest.raises(SystemExit) as exited:
-            joining.result(LIMIT_SECONDS)
+            joined.result(LIMIT_SECONDS)
         assert exited.value.code == 0
 
 
@@ -57,11 +63,9 @@ def test_changes_count_until_a_generation_includes_them(node: Node) -> None:
     wait_until(lambda: generations.host_changes(0) == (2, ADDED | REMOVED))
     assert generations.host_changes(1) == (2, REMOVED)
     assert generations.host_changes(2) == (2, 0)
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
+    with joining(node) as joined:
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
-        joining.result(LIMIT_SECONDS)
+        joined.result(LIMIT_SECONDS)
     assert generations.host_changes(0) == (2, 0)
 
 
@@ -112,12 +116,10 @@ def test_end_of_a_generation_ends_its_collectives(node: Node) -> None:
     assert ended.wait(LIMIT_SECONDS)
     with pytest.raises(LostPeerError, match="start again without"):
         generations.check()
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
+    with joining(node) as joined:
         node.tell(over=True)  # of the one that it has left
         node.do(lambda: node.workers.answer(7, {"RANK": "0"}))
-        joining.result(LIMIT_SECONDS)
+        joined.result(LIMIT_SECONDS)
     assert not generations.is_over(0.0)
 
 
@@ -181,12 +183,10 @@ def test_without_a_node_process_nothing_happens(monkeypatch: pytest.MonkeyPatch)
 
 def test_lost_node_process_is_an_error(node: Node) -> None:
     node.stay()
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(generations.join_next)
-        node.wait_until(lambda: node.workers.state(7) == MemberState.WAITS)
+    with joining(node) as joined:
         node.do(lambda: [line.writer.close() for line in node.workers._lines.values()])
         with pytest.raises(WorldError, match="the node process on this host"):
-            joining.result(LIMIT_SECONDS)
+            joined.result(LIMIT_SECONDS)
 
 
 def test_only_the_first_process_of_a_worker_stays(node: Node) -> None:

@@ -10,20 +10,19 @@ import pytest
 from lockstep.world.machine import describe_commits
 
 
-def test_the_commit_is_that_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_the_script(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", "-C", tmp_path / "program", *own, *words], check=True, capture_output=True)
+        subprocess.run(["git", "-C", here / "program", *own, *words], check=True, capture_output=True)
 
     monkeypatch.delenv("GIT_DIR")
-    program = tmp_path / "program"
+    program = here / "program"
     program.mkdir()
     for name in ("train.py", "new.py"):
         (program / name).write_text("pass\n")
     git("init", "-q")
     git("add", "train.py")
     git("commit", "-q", "-m", "first")
-    monkeypatch.chdir(tmp_path)
 
     def commit(name: str) -> str:
         return describe_commits(["python", f"program/{name}", "-b", "4"])["project_commit"]

@@ -141,25 +141,3 @@ def test_a_forked_worker_chooses_its_gpus_before_its_first_use(record: Path) -> 
     found = calls(record.with_name("calls.chosen"))
     assert "cuInit 7" in found
     assert {line.split()[1] for line in found} == {"7"}
-
-
-def loaders(folder: Path, code: str) -> set[str]:
-    """The libraries that look for the driver's, as the dynamic loader's own log names them."""
-    run(code, {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(folder / "log")})
-    lines = [line for path in folder.glob("log.*") for line in path.read_text(errors="replace").splitlines()]
-    asked = [line for line in lines if "dynamically loaded by" in line and "libcuda.so" in line]
-    return {Path(line.split("dynamically loaded by ")[1].split(" [")[0]).name for line in asked}
-
-
-def test_only_loading_torch_searches_a_driver_without_compiler(tmp_path: Path) -> None:
-    """Where a driver is installed no process looks twice."""
-    if shutil.which("cc"):
-        pytest.skip("with a compiler the tests above say more, and sooner")
-    probe = "import ctypes; ctypes.CDLL('libcuda.so.1')"
-    if not has_cuda() or subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0:
-        pytest.skip("this torch has no CUDA, or a driver is installed")
-    for name in ("torch", "preloaded", "asking"):
-        (tmp_path / name).mkdir()
-    of_torch = loaders(tmp_path / "torch", "import torch")
-    assert loaders(tmp_path / "preloaded", f"import {', '.join(ALL)}") == of_torch
-    assert loaders(tmp_path / "asking", "import torch; torch.cuda.is_available()") - of_torch

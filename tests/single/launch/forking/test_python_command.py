@@ -235,14 +235,13 @@ def test_dry_run_shows_how_workers_would_start(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_script_that_cannot_be_run_is_refused(
-    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], problem: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "unreadable.py").touch()
+    (here / "unreadable.py").touch()
     monkeypatch.setattr(
         os, "access", lambda path, mode, real=os.access: path != "unreadable.py" and real(path, mode)
     )  # root may read any file
-    with pytest.raises(ConfigError, match=f"^{re.escape(problem.format(folder=tmp_path))}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(problem.format(folder=here))}$"):
         check_program(words)
 
 
@@ -259,11 +258,8 @@ def test_a_script_that_cannot_be_run_is_refused(
         ),
     ],
 )
-def test_other_commands_are_left_to_the_workers(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_other_commands_are_left_to_the_workers(words: list[str], here: Path) -> None:
     for name in ("train.py", "z.pyz", "package/__main__.py"):
-        program(tmp_path / name, "")
-    (tmp_path / "python-of-conda").touch(mode=0o755)
+        program(here / name, "")
+    (here / "python-of-conda").touch(mode=0o755)
     check_program(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -60,7 +61,10 @@ def shells(tmp_path: Path) -> Iterator[Shells]:
 
 
 def watching(
-    workers: list[Worker], work: Callable[[WorkerWatch], Awaitable[Any]], timings: Timings | None = None
+    workers: list[Worker],
+    work: Callable[[WorkerWatch], Awaitable[Any]],
+    timings: Timings | None = None,
+    staying: Callable[[asyncio.Event], StayingWorkers] = StayingWorkers,
 ) -> Any:
     """What the work returns, in a loop that hears of ended children as the node process's does."""
 
@@ -70,7 +74,7 @@ def watching(
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                return await work(WorkerWatch(workers, StayingWorkers(changed), changed, timings or Timings()))
+                return await work(WorkerWatch(workers, staying(changed), changed, timings or Timings()))
         finally:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
@@ -96,14 +100,12 @@ def codes(workers: list[Worker]) -> list[int | None]:
 
 def test_workers_that_end_well_are_no_failure(shells: Shells) -> None:
     workers = [shells.worker("echo ready"), shells.worker("echo ready")]
-    told: list[str] = []
 
     async def tell() -> None:
-        told.append("failing")
+        raise AssertionError("none has failed")
 
     assert watching(workers, lambda watch: watch.wait(tell, unexpected)) == []
     assert codes(workers) == [0, 0]
-    assert not told
 
 
 def test_one_failure_ends_the_others_who_do_not_count(shells: Shells) -> None:
@@ -171,15 +173,9 @@ def test_a_worker_that_holds_the_gil_is_killed_early(
         calls.append(only_blocked)
         return late
 
-    async def body() -> list[WorkerFailure]:
-        changed = asyncio.Event()
-        changed.set()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
-        states = {1: MemberState.LEAVES} | ({2: MemberState.WAITS} if other_has_left else {})
-        staying = Staying(changed, states, (1, 2) if must_lead else ())
-        return await WorkerWatch(workers, staying, changed, limits).wait(nothing, holding)
-
-    assert brief(asyncio.run(body())) == [(0, 1)]
+    states = {1: MemberState.LEAVES} | ({2: MemberState.WAITS} if other_has_left else {})
+    staying = functools.partial(Staying, states=states, leading=(1, 2) if must_lead else ())
+    assert brief(watching(workers, lambda watch: watch.wait(nothing, holding), limits, staying)) == [(0, 1)]
     assert codes(workers) == [1, -signal.SIGKILL, None if other_has_left else -signal.SIGTERM]
     assert calls == asked
 
@@ -189,38 +185,33 @@ def test_worker_that_would_stay_too_late_ends_with_the_others(shells: Shells) ->
     workers = [shells.worker("echo ready; exit 1"), shells.worker(PLAIN), shells.worker(PLAIN)]
     limits = Timings(settle=0.2, worker_end=0.5, leave=PATIENCE_SECONDS)
 
-    async def body() -> tuple[list[WorkerFailure], list[int | None]]:
-        changed = asyncio.Event()
-        changed.set()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, changed.set)
-        staying = Staying(changed, {1: MemberState.LEAVES})
+    states = {1: MemberState.LEAVES}
 
-        async def introduce() -> None:
-            staying.states[2] = MemberState.STAYS
+    async def introduce() -> None:
+        states[2] = MemberState.STAYS
 
-        watch = WorkerWatch(workers, staying, changed, limits)
-        watching = asyncio.create_task(watch.wait(introduce, unexpected))
+    async def kill_the_leaving_one(watch: WorkerWatch) -> list[WorkerFailure]:
+        waiting = asyncio.create_task(watch.wait(introduce, unexpected))
         while workers[2].poll() is None:
             await asyncio.sleep(0.01)
         assert workers[1].poll() is None
         os.killpg(workers[1].child.pid, signal.SIGKILL)
-        return await watching, codes(workers)
+        return await waiting
 
-    failures, ended = asyncio.run(body())
-    assert brief(failures) == [(0, 1)]
-    assert ended == [1, -signal.SIGKILL, -signal.SIGTERM]
+    staying = functools.partial(Staying, states=states)
+    assert brief(watching(workers, kill_the_leaving_one, limits, staying)) == [(0, 1)]
+    assert codes(workers) == [1, -signal.SIGKILL, -signal.SIGTERM]
 
 
 def test_notice_goes_to_workers_that_can_handle_it(shells: Shells) -> None:
     workers = [shells.worker("trap 'exit 7' USR1; echo ready; sleep 1000 & wait"), shells.worker(PLAIN)]
 
     async def work(watch: WorkerWatch) -> None:
-        watch._staying = Staying(watch._changed, {0: MemberState.STAYS})
         watch.signal(signal.SIGUSR1)
         while workers[0].poll() is None:
             await asyncio.sleep(0.01)
 
-    watching(workers, work)
+    watching(workers, work, staying=functools.partial(Staying, states={0: MemberState.STAYS}))
     assert codes(workers) == [7, None]
 
 

@@ -53,13 +53,7 @@ def plan(*flags: str, environment: dict[str, str] | None = None, **options: obje
 
 
 def test_workers_get_no_variables_of_this_machines_programs() -> None:
-    own = {
-        "PATH": "/venv/bin",
-        "VIRTUAL_ENV": "/venv",
-        "LD_LIBRARY_PATH": "/lib",
-        "PYTHONPATH": "/src",
-        "HOME": "/me",
-    }
+    own = dict.fromkeys(("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME"), "/here")
     others = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1"}
     here = plan(environment={**own, **others})
     assert here.environment({**own, **others}) == others
@@ -91,10 +85,7 @@ def test_first_installed_runtime_is_used(tmp_path: Path) -> None:
     [
         (lambda: ContainerOptions("", "docker"), "--container-runtime docker needs --container IMAGE"),
         (lambda: ContainerOptions("", None, "/data"), "--bind-mount /data needs --container IMAGE"),
-        (
-            lambda: plan("/none/data:/data"),
-            "--bind-mount /none/data:/data: /none/data does not exist",
-        ),
+        (lambda: plan("/none/data:/data"), "--bind-mount /none/data:/data: /none/data does not exist"),
         (
             lambda: find_container(ContainerOptions("/nonexistent/torch.sif", "docker"), {}, "/job"),
             "--container /nonexistent/torch.sif: no such file",
@@ -177,10 +168,7 @@ def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             "FATAL:   container creation failed: mount hook\n\nfor help, see ...",
             "did not start: FATAL:   container creation",
         ),
-        (
-            "docker: invalid reference format\n\nRun 'docker run --help' for more",
-            "did not start: docker: invalid",
-        ),
+        ("docker: invalid reference format\n\nRun 'docker run --help' for more", "did not start: docker: invalid"),
     ],
 )
 def test_containers_that_do_not_start_are_explained(stderr: str, message: str) -> None:

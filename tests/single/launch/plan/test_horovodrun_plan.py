@@ -10,13 +10,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.output import OutputPlan
-from lockstep.launch.plan.horovodrun_plan import (
-    FLAGS,
-    RESTARTS,
-    WORKERS,
-    HorovodPlan,
-    plan_horovod,
-)
+from lockstep.launch.plan.horovodrun_plan import FLAGS, RESTARTS, WORKERS, HorovodPlan, plan_horovod
 from lockstep.launch.plan.hosts import Host
 from lockstep.launch.plan.job_plan import JobPlan, plan_local
 from lockstep.launch.plan.options import RestartOptions
@@ -185,8 +179,3 @@ def test_environments_start_timeout_applies_to_the_launcher() -> None:
             assert plan.job.start_timeout == seconds
     with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT=soon: must be a positive number of seconds"):
         plan_horovod({"num_proc": 1}, COMMAND, 8, {"HOROVOD_START_TIMEOUT": "soon"}, NAMES)
-
-
-def test_a_command_is_needed() -> None:
-    with pytest.raises(ConfigError, match="missing COMMAND"):
-        plan_horovod({"num_proc": 2}, [], 8, {}, NAMES)

@@ -22,6 +22,8 @@ from lockstep.launch.plan.hosts import (
     read_hostfile,
 )
 
+pytestmark = pytest.mark.usefixtures("here")
+
 
 def test_hosts_have_slots() -> None:
     assert parse_hosts("a:4,b:2, c,fe80::1") == (Host("a", 4), Host("b", 2), Host("c", 1), Host("fe80::1", 1))
@@ -146,11 +148,6 @@ LSF = {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "nodes"}
 GRID_ENGINE = {"JOB_ID": "7", "PE_HOSTFILE": "nodes"}
 
 
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def found(environment: Mapping[str, str], text: str = "", gpus: int = 0) -> dict[str, int]:
     """The hosts and slots of an allocation whose host file, `nodes`, holds `text`."""
     Path("nodes").write_text(text)
@@ -215,12 +212,7 @@ def test_nodes_without_workers_are_named(environment: dict[str, str], used: str,
 
 @pytest.mark.parametrize(
     ("environment", "system"),
-    [
-        (PBS, "PBS"),
-        (LSF, "LSF"),
-        ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 1"}, "LSF"),
-        (GRID_ENGINE, "Grid Engine"),
-    ],
+    [(PBS, "PBS"), (LSF, "LSF"), ({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 1"}, "LSF"), (GRID_ENGINE, "Grid Engine")],
 )
 def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], system: str) -> None:
     Path("nodes").write_text("a 1" if system == "Grid Engine" else "a")
@@ -249,6 +241,7 @@ def test_scheduler_is_recognized_by_its_variables(environment: dict[str, str], s
         (GRID_ENGINE, "a 2 all.q@a UNDEFINED\nb 3 all.q@b <NULL>\n", 0, {"a": 2, "b": 3}),
         (GRID_ENGINE, "a 2 all.q@a UNDEFINED\na 1 gpu.q@a UNDEFINED\n", 0, {"a": 3}),
         (GRID_ENGINE, "a 16 all.q@a UNDEFINED\n", 2, {"a": 2}),
+        ({"LSB_DJOB_HOSTFILE": "/nowhere/hosts", "LSB_MCPU_HOSTS": "a 2 b 2"}, "", 0, {"a": 2, "b": 2}),
     ],
 )
 def test_host_files_give_hosts_and_slots(
@@ -308,9 +301,3 @@ def test_a_host_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read: it is not UTF-8 text"):
         find_allocation({"PBS_NODEFILE": str(tmp_path / "binary")})
-
-
-def test_lsf_does_without_its_file() -> None:
-    allocation = find_allocation({"LSB_DJOB_HOSTFILE": "/nowhere/hosts", "LSB_MCPU_HOSTS": "a 2 b 2"})
-    assert allocation
-    assert allocation.hosts == (Host("a", 2), Host("b", 2))

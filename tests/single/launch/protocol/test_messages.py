@@ -14,16 +14,7 @@ from lockstep.diagnosis.inspection import Frame, WorkerState
 from lockstep.diagnosis.observed_steps import ObservedSteps, ProcessSteps
 from lockstep.launch.plan.timings import Timings
 from lockstep.launch.protocol import messages
-from lockstep.launch.protocol.messages import (
-    KINDS,
-    PROTOCOL,
-    Message,
-    MessageError,
-    bytes_of,
-    pack,
-    text_of,
-    unpack,
-)
+from lockstep.launch.protocol.messages import KINDS, PROTOCOL, Message, MessageError, bytes_of, pack, text_of, unpack
 from lockstep.launch.protocol.reachability import Listeners, listen, proof, reachable
 from lockstep.world.interfaces import address_towards, addresses, interface_of
 

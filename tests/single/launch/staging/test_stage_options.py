@@ -71,12 +71,11 @@ def test_arguments_in_a_staged_path_name_the_copy() -> None:
     )
 
 
-def test_host_finds_the_existing_paths_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data" / "train").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    stager, data = Stager(), str(tmp_path / "data")
+def test_host_finds_the_existing_paths_of_arguments(here: Path) -> None:
+    (here / "data" / "train").mkdir(parents=True)
+    stager, data = Stager(), str(here / "data")
     stager.folder = Path("/disk")
-    given = [data, f"{data}//train/../train", f"{data}/new", "data", str(tmp_path), "x"]
+    given = [data, f"{data}//train/../train", f"{data}/new", "data", str(here), "x"]
     found = stager.find([data], "", given)
     assert found["copies"] == {data: "/disk/0/data"}
     assert found["named"] == {data: "/disk/0/data", f"{data}//train/../train": "/disk/0/data/train"}
