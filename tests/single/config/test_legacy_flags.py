@@ -117,10 +117,6 @@ def test_short_long_and_underscored_names_are_one(words: str, expected: object) 
     assert got == (expected or ("resnet50", 8, 2, 5, 0.1, 0.2))
 
 
-def test_no_arguments_at_all_mean_the_digits() -> None:
-    assert _read("").data.dataset == "digits"
-
-
 def test_apexs_flags_are_read() -> None:
     job = _read("--opt-level O2 --loss-scale 128.0 --keep-batchnorm-fp32 True --sync_bn --channels-last True digits")
     assert (job.numerics.precision, job.numerics.loss_scale, job.numerics.keep_batchnorm_fp32) == ("O2", 128.0, True)

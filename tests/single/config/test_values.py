@@ -75,10 +75,6 @@ def test_a_module_in_the_current_folder_is_found(new_module: NewModule) -> None:
     assert resolve("--model", "lockstep_test_package.nets:build")() == "nested"
 
 
-def test_an_installed_module_is_found() -> None:
-    assert resolve("--data", "json:dumps")([1]) == "[1]"
-
-
 @pytest.mark.parametrize(
     ("reference", "words"),
     [

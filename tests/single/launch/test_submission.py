@@ -34,42 +34,29 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     ("system", "printed", "words", "follow"),
     [
         (
-            "slurm",
-            "17;bed\n",
-            "sbatch --parsable --kill-on-invalid-dep=yes --dependency=afterok:3 ",
-            "state: squeue --jobs=17 --clusters=bed; output: tail -F lockstep-17.out; "
-            "to cancel it: scancel 17 --clusters=bed",
+            *("slurm", "17;bed", "sbatch --parsable --kill-on-invalid-dep=yes --dependency=afterok:3"),
+            ("squeue --jobs=17 --clusters=bed", "lockstep-17.out", "scancel 17 --clusters=bed"),
         ),
-        (
-            "pbs",
-            "17.server\n",
-            "qsub -C #PBS -W depend=afterok:3 ",
-            "state: qstat 17.server; output: tail -F lockstep.o17; to cancel it: qdel 17.server",
-        ),
-        (
-            "flux",
-            "ƒ2P\n",
-            "flux batch --dependency=afterok:3 ",
-            "state: flux jobs ƒ2P; output: tail -F lockstep-ƒ2P.out; to cancel it: flux cancel ƒ2P",
-        ),
+        ("pbs", "17.server", "qsub -C #PBS -W depend=afterok:3", ("qstat 17.server", "lockstep.o17", "qdel 17.server")),
+        ("flux", "ƒ2P", "flux batch --dependency=afterok:3", ("flux jobs ƒ2P", "lockstep-ƒ2P.out", "flux cancel ƒ2P")),
     ],
 )
 def test_submit_prints_how_to_follow_and_cancel(
     system: str,
     printed: str,
     words: str,
-    follow: str,
+    follow: tuple[str, ...],
     programs: Programs,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    programs(**{words.split()[0]: printed})
+    programs(**{words.split()[0]: f"{printed}\n"})
     for number in (1, 2):
         assert main(["submit", system, "--dependency", "afterok:3", "--", "lockstep", "train", "digits"]) == 0
         script = f"lockstep-jobs/lockstep-{number}.sh"
-        assert (tmp_path / "words").read_text().splitlines()[-1] == f"{words}{script}"
-        id = printed.strip().split(";")[0]
-        assert capsys.readouterr().out.replace("'", "") == f"submitted job {id} (lockstep): {script}\n{follow}\n"
+        assert Path("words").read_text().splitlines()[-1] == f"{words} {script}"
+        id = printed.partition(";")[0]
+        said = "submitted job {} (lockstep): {}\nstate: {}; output: tail -F {}; to cancel it: {}\n"
+        assert capsys.readouterr().out.replace("'", "") == said.format(id, script, *follow)
 
 
 def test_output_is_shown_by_tail(programs: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
