@@ -202,11 +202,6 @@ def test_how_to_go_on_follows_a_worker_that_a_signal_ended(
         assert capsys.readouterr().err.startswith("lockstep: the newest checkpoint is from step 2, ")
 
 
-def test_synthetic_images_need_no_files(here: Path) -> None:
-    words = ["train", "synthetic", "-a", "cifar-small", "--image-size", "32", "-b", "8", "--max-steps", "1"]
-    assert main([*words, "--run-dir", "noise"]) == 0
-
-
 def test_your_own_data_and_model_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(
         "import torch\n"

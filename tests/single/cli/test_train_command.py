@@ -72,7 +72,7 @@ def test_flags_after_the_double_dash_belong_to_the_command(capsys: pytest.Captur
     assert main(["script", "pbs", "--", "python", "x.py", "--nodes", "9", "--", "--time"]) == 0
     text = capsys.readouterr().out
     assert "    python x.py --nodes 9 -- --time &\n" in text
-    assert "select=1:" in text
+    assert "select=1:ncpus=4:mpiprocs=1:" in text
 
 
 PRELOAD = "import sys; sys.argv = ['lockstep', 'train', *sys.argv[1:]]; import lockstep.cli.before_fork\n"

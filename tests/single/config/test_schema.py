@@ -127,6 +127,11 @@ def test_every_field_survives_being_written_and_read() -> None:
         (TrainConfig, {"batch_size": 1, "global_batch_size": 1}, "--batch-size --global-batch-size"),
         (TrainConfig, {"accumulate": 0}, "--accumulate"),
         (TrainConfig, {"seed": -1}, "--seed"),
+        (TrainConfig, {"batch_workers": 2, "global_batch_size": 8}, "--batch-workers --global-batch-size"),
+        (TrainConfig, {"parallel": ParallelConfig(strategy="dp"), "model": ModelConfig(compile=True)}, "--strategy"),
+        (TrainConfig, {"numerics": NumericsConfig(precision="O3"), "model": ModelConfig(ema_decay=0.9)}, "--ema-decay"),
+        (ParallelConfig, {"balance": True, "compress": "powersgd"}, "--balance --compress"),
+        (RunConfig, {"desired_acc": 1.5}, "--desired-acc"),
         # No comparison refuses these by itself.
         (OptimConfig, {"lr": math.nan}, "--lr"),
         (OptimConfig, {"lr": math.inf}, "--lr"),

@@ -17,7 +17,6 @@ from lockstep.files.jsonl import (
     keep_records,
     number,
     one_line,
-    parse_record,
     read_records,
     spread,
     whole,
@@ -38,14 +37,6 @@ def _write(path: Path, records: list[dict[str, object]]) -> None:
     writer.close()
 
 
-def test_records_come_back_as_they_were_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    _write(path, RECORDS[:2])
-    _write(path, RECORDS[2:])  # a second session appends
-    assert list(read_records(path)) == RECORDS
-    assert len(path.read_text().splitlines()) == 3
-
-
 def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "metrics.jsonl")
     for written in (1, 2):
@@ -61,21 +52,15 @@ def test_what_json_lacks_becomes_null(tmp_path: Path, value: float) -> None:
     assert json.loads(line, parse_constant=pytest.fail) == {"kind": "step", "loss": None, "step": 3}
 
 
-@pytest.mark.parametrize("rest", ['{"kind": "ste', "", "\n\n", "[1, 2]\n", "\x00\x00\x00", '{"text": "\udce4'])
+@pytest.mark.parametrize(
+    "rest", ['{"kind": "ste', "", "\n\n", "[1, 2]\n", "\x00\x00\x00", "7\n", '{"a":' * 100_000, '{"text": "\udce4']
+)
 def test_incomplete_records_are_skipped(tmp_path: Path, rest: str) -> None:
     path = tmp_path / "metrics.jsonl"
     _write(path, RECORDS)
     with path.open("ab") as file:
         file.write(rest.encode("utf-8", "surrogateescape"))
     assert list(read_records(path)) == RECORDS
-
-
-@pytest.mark.parametrize(
-    "line", ["", "[1]", "7", '{"a": ', "[" * 100_000, '{"a":' * 100_000, b"\xff\xfe", b'{"a": "\xe4"}']
-)
-def test_only_a_whole_object_is_a_record(line: str | bytes) -> None:
-    assert parse_record(line) is None
-    assert parse_record('{"a": [1]}\n') == parse_record(b'{"a": [1]}\n') == {"a": [1]}
 
 
 def test_damaged_lines_are_numbered_and_empty_ones_ignored(tmp_path: Path) -> None:
@@ -166,8 +151,8 @@ def test_width_can_be_chosen_and_a_half_written_line_is_skipped(tmp_path: Path) 
     assert row == {"unix_time": 100, "seconds": 10, "read_bytes_per_second": 200, "node_disk_reads_per_second": 2}
 
 
-def test_record_without_a_number_is_skipped_and_reported(tmp_path: Path) -> None:
-    _write_io(tmp_path, 0, (105, 5, 500))
+def test_records_without_possible_numbers_are_skipped_and_reported(tmp_path: Path) -> None:
+    _write_io(tmp_path, 0, (105, 5, 500), (110, 5, 10**400), (115, 1e12, 500), (1e300, 5, 500))
     with worker_file(tmp_path, 0).open("a") as file:
         for lacking in ('"unix_time": 110', '"unix_time": 110, "seconds": 5, "rank": 0, "read_bytes": null'):
             file.write(f'{{"kind": "io", {lacking}}}\n')
@@ -175,15 +160,7 @@ def test_record_without_a_number_is_skipped_and_reported(tmp_path: Path) -> None
     damaged: list[Path] = []
     (row,) = job_io(tmp_path, on_damage=damaged.append)
     assert row["read_bytes_per_second"] == 100
-    assert damaged == [worker_file(tmp_path, 0)] * 3
-
-
-def test_impossible_numbers_are_skipped_and_reported(tmp_path: Path) -> None:
-    _write_io(tmp_path, 0, (105, 5, 500), (110, 5, 10**400), (115, 1e12, 500), (1e300, 5, 500))
-    damaged: list[Path] = []
-    (row,) = job_io(tmp_path, on_damage=damaged.append)
-    assert row["read_bytes_per_second"] == 100
-    assert damaged == [worker_file(tmp_path, 0)] * 3
+    assert damaged == [worker_file(tmp_path, 0)] * 6
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], math.nan, math.inf, 10**400, -(10**400), 1e300])

@@ -69,12 +69,6 @@ def test_a_host_without_gpus_among_others_is_named() -> None:
     assert line.startswith("a: torch finds no GPU, while b has 8")
 
 
-def test_a_link_that_is_slow_among_fast_ones_is_named() -> None:
-    links = [LINK, Link(["b", "c"], 1e-4, 2e9), Link(["c", "a"], 1e-4, 8e9)]
-    (line,) = troubles(Report([A, B, replace(A, host="c")], links))
-    assert line.startswith("b and c: 2 Gbit/s is slow")
-
-
 def test_each_host_is_measured_with_every_other() -> None:
     assert groups(1) == []
     assert groups(2) == [[0, 1]]

@@ -20,11 +20,17 @@ def _facts() -> dict[str, Fact]:
     return {fact.subject: fact for fact in examine()}
 
 
-def test_it_lists_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["doctor"])
-    said = capsys.readouterr().out
+def test_it_lists_what_is_here_and_the_cure_of_stale_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("RANK", "0"), ("OMP_NUM_THREADS", "500")):
+        monkeypatch.setenv(name, value)
+    assert main(["doctor"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
     for subject in ("torch", "backends", "gloo", "launcher", "cores", "memory", "this folder", "loopback"):
         assert subject in said
+    assert "unset RANK" in said
+    assert "export OMP_NUM_THREADS=" in said
 
 
 def test_json_has_versions_and_checks_but_no_host_name(
@@ -41,17 +47,6 @@ def test_json_has_versions_and_checks_but_no_host_name(
     assert threads["found"] == "500"
     assert "export OMP_NUM_THREADS=" in threads["fix"]
     assert "secret-host" not in printed
-
-
-def test_stale_variables_are_named_with_the_cure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "500")
-    assert main(["doctor"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "unset RANK" in said
-    assert "export OMP_NUM_THREADS=" in said
 
 
 def test_devices_and_what_torch_is_built_for(accelerators: Callable[..., None]) -> None:

@@ -38,10 +38,7 @@ def test_a_progress_bar_is_a_line_now_and_then_and_in_the_end() -> None:
     assert lines.feed(b"\r100%\r\n") == [b"100%\n"]
     assert lines.feed(b"plain\n") == [b"plain\n"]
     assert len(lines.held) == 0
-
-
-def test_a_bar_that_was_just_shown_is_not_shown_twice() -> None:
-    lines = Lines()
+    lines = Lines()  # a bar that was just shown is not shown twice
     assert lines.feed(b"\rdone\r") == [b"done\n"]
     assert lines.feed(b"\n") == []
 

@@ -45,20 +45,12 @@ def test_workers_have_their_share(kind: str, size: int, usable: set[int], bound:
     assert [cpus and describe(cpus) for cpus in found] == bound
 
 
-def test_few_workers_have_blocks_of_nodes() -> None:
+def test_blocks_keep_to_nodes() -> None:
     nodes = [{2 * number, 2 * number + 1} for number in range(8)]
-    assert [cpus_of("numa", rank, 3, set(range(16)), nodes, []) for rank in range(3)] == [
-        {0, 1, 2, 3},
-        {4, 5, 6, 7, 8, 9},
-        {10, 11, 12, 13, 14, 15},
-    ]
-
-
-def test_blocks_keep_to_nodes_whose_cpus_alternate() -> None:
-    assert cpus_of("cores", 0, 2, range(8), [{0, 2, 4, 6}, {1, 3, 5, 7}], []) == {0, 2, 4, 6}
-
-
-def test_nothing_is_known_of_the_machine() -> None:
+    found = [cpus_of("numa", rank, 3, set(range(16)), nodes, []) for rank in range(3)]
+    assert found == [{*range(4)}, {*range(4, 10)}, {*range(10, 16)}]
+    assert cpus_of("cores", 0, 2, range(8), [{0, 2, 4, 6}, {1, 3, 5, 7}], []) == {0, 2, 4, 6}  # which alternate
+    # Nothing is known of the machine.
     assert [cpus_of("cores", rank, 2, {0, 1, 2}, [], []) for rank in range(2)] == [{0, 1}, {2}]
     assert cpus_of("numa", 0, 2, {0, 1, 2}, [], []) is None
 

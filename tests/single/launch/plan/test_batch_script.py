@@ -179,20 +179,6 @@ def test_pbs_gets_its_signal_from_timeout(stand_ins: Path) -> None:
     assert (stand_ins / "got").read_text() == "USR1\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "per_node"),
-    [
-        ({}, 1),
-        ({"workers": 3}, 3),
-        ({"nodes": 2, "workers": 8}, 4),
-        ({"gpus_per_node": 4}, 4),
-        ({"nodes": 2, "gpus_per_node": 4, "workers": 8}, 4),
-    ],
-)
-def test_workers_on_each_node(flags: dict[str, Any], per_node: int) -> None:
-    assert BatchJob(**flags).per_node == per_node
-
-
 def test_the_warning_comes_before_the_end_of_a_short_job() -> None:
     assert (BatchJob(time="2-01:00:10").seconds, BatchJob(time="2-01:00:10").warning_seconds) == (176410, 120)
     assert BatchJob(time="00:08:00").warning_seconds == 120
