@@ -71,47 +71,30 @@ def test_a_damaged_counter_and_a_host_without_any_are_named(tmp_path: Path) -> N
     assert line.startswith(f"CPU: {root}/sys/class/powercap/intel-rapl:0/energy_uj: ")
 
 
-class _Nvml:
-    """Stands in for NVML with three GPUs, of which the last one cannot count."""
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 3
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
-        return SimpleNamespace(busId=f"00000000:{16 * handle + 0xA:02X}:00.0")
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        return SimpleNamespace(gpu=40 + handle, memory=7)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        if handle == 2:
-            raise RuntimeError("Not Supported")
-        return 1000 * (handle + 1)
+def _millijoules(handle: int) -> int:
+    if handle == 2:
+        raise RuntimeError("Not Supported")
+    return 1000 * (handle + 1)
 
 
-class _Amd:
+NVML: Any = SimpleNamespace(  # with three GPUs, of which the last one cannot count
+    nvmlInit=lambda: None,
+    nvmlDeviceGetCount=lambda: 3,
+    nvmlDeviceGetHandleByIndex=lambda index: index,
+    nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:{16 * handle + 0xA:02X}:00.0"),
+    nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=40 + handle, memory=7),
+    nvmlDeviceGetTotalEnergyConsumption=_millijoules,
+)
+
+
+def _amdsmi(name: str) -> Any:
     """Stands in for amdsmi with one GPU, whose counter has a unit."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def amdsmi_init(self) -> None:
-        pass
-
-    def amdsmi_get_processor_handles(self) -> list[str]:
-        return ["gpu"]
-
-    def amdsmi_get_gpu_device_bdf(self, handle: str) -> str:
-        return "0000:c1:00.0"
-
-    def amdsmi_get_energy_count(self, handle: str) -> dict[str, float]:
-        return {self.name: 2_000_000, "counter_resolution": 15.3, "timestamp": 1}
+    return SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["gpu"],
+        amdsmi_get_gpu_device_bdf=lambda handle: "0000:c1:00.0",
+        amdsmi_get_energy_count=lambda handle: {name: 2_000_000, "counter_resolution": 15.3, "timestamp": 1},
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +115,7 @@ def test_only_the_gpus_in_use_are_counted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", _Nvml())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", NVML)
     root = write_counters(tmp_path, PACKAGES | {"proc/driver/nvidia/gpus/list": ""})
     found, problems = find_counters(gpus, root)
     of_gpus = [counter for counter in found if counter.kind == "gpu"]
@@ -146,7 +129,7 @@ def test_only_the_gpus_in_use_are_counted(
 def test_amds_counter_is_in_joules_beside_the_drivers_use(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "amdsmi", _Amd(name))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "amdsmi", _amdsmi(name))
     files = PACKAGES | {"dev/kfd": "", "sys/bus/pci/devices/0000:c1:00.0/gpu_busy_percent": 37}
     found, unread = find_counters(["0000:c1:00"], write_counters(tmp_path, files))
     assert (found[-1].name, found[-1].read(), unread) == ("GPU 0000:c1:00", pytest.approx(30.6), [])

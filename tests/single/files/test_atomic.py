@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lockstep.config.run_paths import all_in, complete, newest
@@ -33,11 +34,12 @@ def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path, durable: bool)
 
 
 def test_a_durable_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, synced = tmp_path / "file", list[tuple[int, bool]]()
+    path, synced, opened = tmp_path / "file", list[tuple[int, bool]](), psutil.Process().num_fds()
     monkeypatch.setattr(os, "fsync", lambda opened: synced.append((os.fstat(opened).st_ino, path.exists())))
     with replacing(path, durable=True) as partial:
         partial.write_text("content")
     assert synced == [(path.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+    assert psutil.Process().num_fds() == opened
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 from disks import largest_file
 
@@ -61,7 +62,7 @@ def test_a_removed_file_is_made_again_with_all_that_it_held(tmp_path: Path) -> N
 
 def test_file_in_a_renamed_folder_is_rewritten_at_its_old_path(tmp_path: Path) -> None:
     """As where a mount goes away: the open file still takes lines, but they cannot be found."""
-    told: list[str] = []
+    told, opened = list[str](), psutil.Process().num_fds()
     (tmp_path / "run").mkdir()
     file = ResilientFile(tmp_path / "run" / "lines", told.append)
     file.write("line 0")
@@ -72,6 +73,7 @@ def test_file_in_a_renamed_folder_is_rewritten_at_its_old_path(tmp_path: Path) -
     assert told == [f"{tmp_path}/run/lines was removed or renamed; recreated it with all its lines"]
     assert (tmp_path / "run" / "lines").read_text() == _lines(3)
     assert (tmp_path / "moved" / "lines").read_text() == _lines(1)
+    assert psutil.Process().num_fds() == opened
 
 
 def test_a_change_of_the_working_directory_moves_no_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
