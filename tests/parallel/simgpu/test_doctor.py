@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from commands import of_one_thread, run
+from commands import of_one_thread, run, write_shims
 from simulated_gpu import run_on_gpus
 
 from lockstep.launch.gpus_doctor import Trial, reduce_together
@@ -26,7 +26,7 @@ from lockstep.cli import main
 from lockstep.launch import gpus_doctor
 from lockstep.world import accelerator
 accelerator.WITHOUT_DIRECT_ACCESS["simccl"] = accelerator.WITHOUT_DIRECT_ACCESS["nccl"]
-gpus_doctor.try_gpus = partial(gpus_doctor.try_gpus, (sys.executable, "worker.py"))
+gpus_doctor.try_gpus = partial(gpus_doctor.try_gpus, ("shims/python", "worker.py"))
 sys.exit(main(["doctor"]))
 """
 WORKER = """
@@ -44,6 +44,7 @@ gpus_doctor.main(gpus_doctor.Trial(4000, 0.1, limit_seconds))
 def test_gpus_that_hang_together_get_the_fix(tmp_path: Path) -> None:
     (tmp_path / "doctor.py").write_text(DOCTOR)
     (tmp_path / "worker.py").write_text(WORKER)
+    write_shims(tmp_path / "shims", "python")
     done = run([sys.executable, "doctor.py"], tmp_path, of_one_thread(PYTHONPATH=str(TESTS)))
     assert done.returncode == 1, done.stderr
     assert "GPUs together: no answer within 2 s; works with NCCL_P2P_DISABLE=1: set it" in done.stdout
