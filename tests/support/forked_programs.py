@@ -32,7 +32,7 @@ from lockstep.launch.forking import forked_worker
 from lockstep.launch.forking.deferred_modules import DeferredFinder, third_party
 from lockstep.launch.forking.forked_worker import Loaded
 from lockstep.launch.forking.late_environment import DEBUG_LEVEL, THREADS, without_effect
-from lockstep.launch.forking.python_command import NotForkedError, PythonCommand, python_command
+from lockstep.launch.forking.python_command import PRELOAD, NotForkedError, PythonCommand, python_command
 from lockstep.launch.node import parent_death
 from lockstep.launch.node.processes import end_with_parent
 
@@ -40,17 +40,20 @@ LAUNCHERS = ("horovodrun", "lockstep", "torchrun")
 TORCHRUN = (("torch", "distributed", "run.py"), ("torch", "distributed", "launch.py"))
 OURS = Path(lockstep.__file__).parent
 UNBUFFERED = "PYTHONUNBUFFERED"
+OWN_FLAGS = (["-P", "-m"], ["-P", "-c"])  # of Lockstep's programs: the current folder has none of its modules
 _old_streams: list[Any] = []  # kept so that they are not flushed here: their contents belong to the parent
 
 
 def program_of(command: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str]) -> PythonCommand:
     """Parse the command of an interpreter without flags other than -u.
 
+    PRELOAD counts only for the launcher's own forks.
+
     Raises:
         NotForkedError: It is not a program for this interpreter.
     """
-    is_own = list(command[1:3]) == ["-P", "-m"] and command[3].startswith("lockstep.")  # not in the folder
-    program = python_command([command[0], *command[2:]] if is_own else command, environment)
+    is_own = list(command[1:3]) in OWN_FLAGS and command[3].removeprefix("from ").startswith("lockstep.")
+    program = python_command([command[0], *command[2:]] if is_own else command, {**environment, PRELOAD: "1"})
     if set(program.flags) - {"-u"}:
         raise NotForkedError("it has flags")
     read_by_torch = (DEBUG_LEVEL, *without_effect(own, environment))
