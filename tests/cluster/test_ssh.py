@@ -65,7 +65,7 @@ def test_traceback_of_a_raw_script_is_printed_once_and_last(bed: Bed, tmp_path: 
         "if os.environ['RANK'] == '2':\n    raise ValueError('no such luck')\n"
         "time.sleep(100)\n"
     )
-    with Job(bed, tmp_path / "job", command=[sys.executable, str(script)]) as job:
+    with Job(bed, tmp_path / "job", command=[sys.executable, str(script)], options=["--no-preload"]) as job:
         assert job.wait() == 1
     words = job.last_lines()
     assert words[0] == "lockstep: worker 2 of 3 on node2 failed with exit code 1; the others were stopped"
