@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cold_starts import only_marked_tests_start_python  # noqa: F401
+from commands import pytest_xdist_setupnodes  # noqa: F401
 from disks import room  # noqa: F401
 from gloo_hangs import pytest_pyfunc_call  # noqa: F401
 from hypothesis import HealthCheck, settings

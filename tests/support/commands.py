@@ -24,6 +24,7 @@ from typing import IO, Any
 import cold_starts
 import gloo_hangs
 import psutil
+import pytest
 from cold_starts import PROGRAMS
 from time_limits import LIMIT_SECONDS, extended, wait_until
 
@@ -39,6 +40,7 @@ MPICH_5 = (str(Path(__file__).parents[2] / "build/mpich-5/bin/mpiexec"),)
 INTEL_MPI = (str(Path(__file__).parents[2] / "build/intel-mpi/bin/mpiexec"),)
 SERVER = "import sys; sys.path.pop(0); sys.path.append({here!r}); from warm import serve; serve()"
 SHIM = Path(__file__).with_name("warm_shim.py")
+SHARED = "PYTEST_WARM_ADDRESS"  # the process that has imported torch, if pytest-xdist's processes share one
 Command = Sequence[str | Path]
 Done = subprocess.CompletedProcess[str]
 
@@ -246,21 +248,25 @@ def _fork(command: list[str], cwd: Path, environment: dict[str, str], output: IO
     return Job(answer["pid"], wait)
 
 
-@cache
 def _address() -> str:
-    """Return the address of the process that has imported torch; the first call starts it, it exits with this one."""
+    """Return the address of the process that has imported torch, which the first call starts."""
+    return os.environ.get(SHARED) or _start_warm()
+
+
+@cache
+def _start_warm() -> str:
     folder = tempfile.mkdtemp(prefix="warm-")
     address = f"{folder}/socket"
-    code = SERVER.format(here=str(Path(__file__).parent))
-    words = [sys.executable, "-c", code, address, str(os.getpid())]
-    environment = own_environment(OMP_NUM_THREADS="1")
-    with cold_starts.allowed():
+    with socket.socket(socket.AF_UNIX) as listener, cold_starts.allowed():
+        listener.bind(address)
+        listener.listen(64)
+        code = SERVER.format(here=str(Path(__file__).parent))
+        words = [sys.executable, "-c", code, str(listener.fileno()), str(os.getpid())]
+        environment, only = own_environment(OMP_NUM_THREADS="1"), [listener.fileno()]
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n", "the process that has torch loaded did not start"
-    process.stdout.close()
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment, pass_fds=only,
+            start_new_session=True,
+        )  # fmt: skip
 
     def end() -> None:
         process.kill()
@@ -269,6 +275,12 @@ def _address() -> str:
 
     atexit.register(end)
     return address
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Import torch once for the programs that the processes of a test run start, which this one outlives."""
+    os.environ[SHARED] = _start_warm()
 
 
 def write_shims(folder: Path, *names: str) -> None:

@@ -1,7 +1,7 @@
 """Run all tests from one queue with pytest-xdist: each process takes the next test when it is free.
 
 A file whose tests share a fixture stays in one process. So do the tests that need their own hosts, which
-mostly wait while the other processes compute.
+mostly wait while the other processes compute, and those on simulated GPUs, which fork from a server of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ import pytest
 
 from lockstep.world.devices import usable_cores
 
-ON_HOSTS = ("tests/cluster/", "tests/faults/test_network_cut.py", "tests/faults/test_standstill.py")
+TOGETHER = {
+    "tests/cluster/": "hosts",
+    "tests/faults/test_network_cut.py": "hosts",
+    "tests/faults/test_standstill.py": "hosts",
+    "tests/parallel/simgpu/": "simulated GPUs",
+}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,7 +41,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneQueue(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "hosts" if path.startswith(ON_HOSTS) else path if _is_shared(config.rootpath / path) else nodeid
+            scope = next((scope for start, scope in TOGETHER.items() if path.startswith(start)), None)
+            return scope or (path if _is_shared(config.rootpath / path) else nodeid)
 
         def remove_node(self, node: Any) -> str | None:
             """Give what a crashed process has left to others; return the test in which it crashed.

@@ -22,18 +22,15 @@ MODULES = (*PRELOADED_FOR_LOCKSTEP, "lockstep.hvd")
 
 
 def serve() -> None:
-    """Serve on the socket named by the first argument; run each requested program in a forked process."""
-    address, parent = sys.argv[1], int(sys.argv[2])
+    """Serve on the socket given as the first argument; run each requested program in a forked process."""
+    descriptor, parent = map(int, sys.argv[1:3])
     sys.path.pop()
     if not end_with_parent(parent, signal.SIGKILL):
         os._exit(1)
     own = dict(os.environ)
     loaded = forked_worker.load(MODULES)
     loaded.path = [entry for entry in loaded.path if entry not in python_path(own, os.getcwd())]
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(64)
-        os.write(1, b"ready\n")
+    with socket.socket(fileno=descriptor) as listener:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exited attendants are reaped automatically
         while True:
             connection, _ = listener.accept()
