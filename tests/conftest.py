@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 # Threads of programs under test that wait for work would keep the cores from the other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Otherwise each process of a test run compiles all tests, and each program that they start what it uses of Lockstep.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A run's records name the commits of its code, for which Git would compare all files of this checkout each time.
 os.environ["GIT_DIR"] = os.devnull
 # A shell has what it starts in the background ignore Ctrl-C, and all that this starts, which the tests interrupt.
