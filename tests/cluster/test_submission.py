@@ -32,7 +32,7 @@ def lockstep(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
 
 def test_submitted_job_runs_on_its_nodes(slurm: Slurm, lockstep: Lockstep, tmp_path: Path) -> None:
     job = ["--nodes", "2", "-np", "2", "--cpus-per-worker", "1", "--time", "00:10:00", "--name", "ranks"]
-    program = ["python", "-c", "import os, sys; print('rank', os.environ['RANK'], 'é'); sys.exit(7)"]
+    program = ["python", "-S", "-c", "import os, sys; print('rank', os.environ['RANK'], 'é'); sys.exit(7)"]
     done = lockstep("submit", "slurm", *job, "--", *program)
     number = done.stdout.split()[2]
     shown = f"state: squeue --jobs={number}; output: tail -F ranks-{number}.out; to cancel it: scancel {number}"
