@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, own_environment, run, started
+from commands import HOROVODRUN, LOCKSTEP, TORCHRUN, own_environment, run, started, write_shims
 from time_limits import wait_for_ends
 
 from lockstep.config.values import NOTICE
@@ -59,12 +59,12 @@ def test_first_command_trains_the_digits_on_two_named_workers(flags: list[str], 
     assert f"top-1 {100 * max(r['top1'] for r in records if r.get('split') == 'val'):.2f} %" in evaluated.stdout
 
 
-@pytest.mark.cold
 def test_workers_draw_progress_on_a_terminal(tmp_path: Path) -> None:
+    write_shims(tmp_path / "shims", "lockstep")
     ours, theirs = pty.openpty()
     words = ["train", "-np", "2", "--epochs", "1", "--run-dir", "run"]
     colourful = {name: value for name, value in own_environment().items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-    job = subprocess.Popen([*LOCKSTEP, *words], cwd=tmp_path, env=colourful, stdout=theirs)
+    job = subprocess.Popen([tmp_path / "shims" / "lockstep", *words], cwd=tmp_path, env=colourful, stdout=theirs)
     os.close(theirs)
     shown = b""
     try:

@@ -22,7 +22,7 @@ from worker_group import on_workers, run_in_workers
 from lockstep.world.peer_loss import Lifeline
 from lockstep.world.world import World
 
-MAX_COLD = 283
+MAX_COLD = 282
 SHOWN = """
 import atexit, os, signal, subprocess, sys, tempfile, threading
 child = [sys.executable, "-c", "import sys; print(sys.argv, open(0).read()); sys.exit(7)", "word"]
