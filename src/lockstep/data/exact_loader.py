@@ -15,7 +15,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import tee
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -68,7 +69,11 @@ class ExactLoader:
         steps_done: The steps of the epoch whose last batch was delivered, with those before the pass started:
             count on from it in `enumerate(train, train.steps_done)`, since a resumed pass is shorter.
         next_step: The first step of the epoch of which no batch has been requested from the loader processes.
+        passes: How many passes have started.
+        all: Those of the process.
     """
+
+    all: ClassVar[WeakSet[ExactLoader]] = WeakSet()
 
     def __init__(
         self,
@@ -82,12 +87,13 @@ class ExactLoader:
         **options: Any,
     ):
         """`device`: where to copy the batches; None: leave them. `options`: those of DataLoader."""
+        self.all.add(self)
         self.shares, self._given_seed, self._seed, self._device = shares, seed, seed, device
         self.dataset, self._name, self._warn = samples.dataset, type(samples.dataset).__name__, warn
         self._is_stream = isinstance(samples, StreamSet)
         begin = partial(begin_with, worker_init_fn, samples.dataset) if worker_init_fn else begin_loader
         self._processes = LoaderProcesses(samples, begin, **options)
-        self._epoch = self._start_step = self._passes = self.next_step = self.steps_done = self._taken = 0
+        self._epoch = self._start_step = self.passes = self.next_step = self.steps_done = self._taken = 0
         self.is_passing = self._has_warned = self._has_weighed = False
         self._cuts: list[tuple[int, Shares | EvaluationShares]] = []  # of the current pass, and their first steps
         self._checks = CHECKED_READS if self.sharding else CHECKED_IN_BATCH  # of samples, in the first requests
@@ -224,18 +230,18 @@ class ExactLoader:
 
     def _pass(self) -> Iterator[Any]:
         """Yield once, then the batches. A pass that is left before these is over, too, as by `zip` in a resumed run."""
-        passes = self._passes
+        passes = self.passes
         try:
             yield None
         except GeneratorExit:
-            if passes == self._passes:  # else, a later pass has started
+            if passes == self.passes:  # else, a later pass has started
                 self.begin(self._epoch + 1 if self.sharding else 0)
             return
         epoch, start = self._epoch, self._start_step
         # Every evaluation has the same samples, so a resumed run's are those of an undisturbed one.
         self.begin(epoch + 1 if self.sharding else 0)
-        self._passes += 1
-        number, self._cuts = self._passes, [(start, self.shares)]
+        self.passes += 1
+        number, self._cuts = self.passes, [(start, self.shares)]
         parts, requested = tee(self._parts(start))
         order, is_left = self.shares.order(epoch), start < self.shares.steps and getattr(self.shares, "sampler", None)
         self.order = {f"the order of epoch {epoch + 1}": digest_of([order])} if is_left else {}
@@ -246,7 +252,7 @@ class ExactLoader:
         is_left = True
         try:
             for part in parts:
-                if number != self._passes:
+                if number != self.passes:
                     raise DataError("another pass over this loader has started; finish one before the next")
                 self._coming = part
                 self.between()
@@ -266,7 +272,7 @@ class ExactLoader:
             self.ended()
         finally:
             requests.close()  # it refers to this loader, whose processes would live until garbage is collected
-            if number == self._passes:
+            if number == self.passes:
                 self.is_passing = False
                 if is_left:
                     self.left()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.errors import bit_rate, plural
@@ -65,7 +65,9 @@ def explain(step: MeasuredStep) -> StepVerdict:
     parts = parts_of_step(step, slow)
     part = max(parts, key=lambda part: parts[part])
     bound = _refine(part, step, parts)
-    if step.difference > MAX_DIFFERENCE and bound != "threads":  # threads that wait for cores cause such differences
+    if bound == "threads":  # which wait for cores: that is why the times differ
+        step = replace(step, difference=min(step.difference, MAX_DIFFERENCE))
+    if step.difference > MAX_DIFFERENCE:
         return StepVerdict("", f"too noisy to say what bounds the step: its times differ by {percent(step.difference)}")
     text = TEXTS[bound].format(part=_of_step(parts[part], step), **_figures(step, slow))
     return StepVerdict(bound, text, best_changes(step, slow))

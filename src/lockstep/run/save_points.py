@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -31,10 +31,7 @@ DIFFERS = (
     "{0}= differs between the workers: checkpoints have worker 0's, which a resumed run gives to all; to keep each, "
     "let its state_dict return world.gather(...) of them"
 )
-LOST = (
-    "an optimizer ({0}) takes steps, but checkpoints do not have its state: pass it, too, by a name of your "
-    "choice, to save it"
-)
+LOST = "{} ({}) {}, but checkpoints do not have its state: pass it, too, by a name of your choice, to save it"
 
 
 class SavePoints:
@@ -50,12 +47,20 @@ class SavePoints:
     """
 
     def __init__(
-        self, session: Session[LoopPosition], records: LoopRecords, gradients: UnusedGradients, held: ExitStack
+        self,
+        session: Session[LoopPosition],
+        loader: ExactLoader | None,
+        records: LoopRecords,
+        gradients: UnusedGradients,
+        held: ExitStack,
     ):
         self._session, self._records, self._gradients, self._held = session, records, gradients, held
         self.is_optimized, self.is_counted, self.is_late = False, True, False
         self._has_asked = self._is_stopping = self._has_compared = False
         self._optimizers: WeakSet[Optimizer] = WeakSet()  # that have taken a step, of the run or not
+        own = [loader, *session.described.states.values()]
+        others = (each for each in ExactLoader.all if each.sharding and all(each is not one for one in own))
+        self._passes = WeakKeyDictionary({each: each.passes for each in others})  # of other training loaders
 
     def note_optimizer(self, *_: Any) -> None:
         """Note that an optimizer takes a step: its pre hook."""
@@ -89,7 +94,9 @@ class SavePoints:
         if durably and not self._has_compared:
             self._has_compared = True
             self._compare()
-            self._session.say([LOST.format(type(each).__name__) for each in self._lost()])
+            self._session.say([LOST.format("an optimizer", type(each).__name__, "takes steps") for each in self._lost()])
+            read = [each for each, passes in self._passes.items() if each.passes > passes]
+            self._session.say([LOST.format("a loader", type(each.dataset).__name__, "is read") for each in read])
         self._session.save(best, durably)
         self.is_late = self.is_late and not durably
 

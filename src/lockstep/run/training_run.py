@@ -74,7 +74,7 @@ class TrainingRun:
         self._records = LoopRecords(session, loader, optimizers, figures)
         self._gradients = UnusedGradients(session.described.models, optimizers)
         self._passes = StepPasses(session, loader, self._gradients)
-        self._points = SavePoints(session, self._records, self._gradients, self.held)
+        self._points = SavePoints(session, loader, self._records, self._gradients, self.held)
         self.held.callback(self._points.note_optimizers().remove)
         for optimizer in optimizers:
             self.held.callback(optimizer.register_step_pre_hook(self._points.note_optimizer).remove)

@@ -445,6 +445,22 @@ def test_an_optimizer_that_no_checkpoint_has_is_named(
     assert capfd.readouterr().err.count("an optimizer (SGD) takes steps, but checkpoints") == count
 
 
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_a_loader_that_no_checkpoint_has_is_named(
+    is_passed: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world, model = TrainingWorld(RankInfo(), torch.device("cpu")), nn.Linear(2, 1)
+    first, second, before = (world.loader(TensorDataset(torch.ones(8, 2)), 2) for _ in range(3))
+    test = world.loader(TensorDataset(torch.ones(8, 2)), 2, evaluate=True)
+    assert len(list(before)) == 4
+    run = world.run(tmp_path, loader=first, model=model, **{"second": second} if is_passed else {})
+    for _ in run.epochs(2):
+        for _ in zip(first, second, strict=True):
+            run.step()
+        assert len(list(test)) == 4
+    assert capfd.readouterr().err.count("a loader (TensorDataset) is read, but checkpoints") == (not is_passed)
+
+
 @pytest.mark.parametrize("value", [np.float32(1), [np.int64(1)], {"a": {"b": np.bool_(True)}}])
 def test_extra_refuses_numpy_scalars_when_they_are_set(value: Any) -> None:
     extra = Extra()
