@@ -94,9 +94,10 @@ class SavePoints:
         if durably and not self._has_compared:
             self._has_compared = True
             self._compare()
-            self._session.say([LOST.format("an optimizer", type(each).__name__, "takes steps") for each in self._lost()])
+            lost = [("an optimizer", type(each).__name__, "takes steps") for each in self._lost()]
             read = [each for each, passes in self._passes.items() if each.passes > passes]
-            self._session.say([LOST.format("a loader", type(each.dataset).__name__, "is read") for each in read])
+            lost += [("a loader", type(each.dataset).__name__, "is read") for each in read]
+            self._session.say([LOST.format(*each) for each in lost])
         self._session.save(best, durably)
         self.is_late = self.is_late and not durably
 
