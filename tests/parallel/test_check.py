@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import checked_programs
 import pytest
 from checked_programs import CORRECT, FAULTS
 from commands import LOCKSTEP, Done, run
+from time_limits import scaled
 from worker_group import run_in_workers
 
 from lockstep.script_check.answers import Finding
@@ -65,6 +67,19 @@ model = torch.nn.Linear(1, 1)
 if os.environ["RANK"] == "0":
     model(torch.ones(2, 1)).mean().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+
+LONE_BARRIER = """
+import torch
+from torch import distributed
+distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.ones(2, 1)).mean().backward()
+    optimizer.step()
+    if distributed.get_rank() == 0:
+        distributed.barrier()
 """
 
 
@@ -137,6 +152,14 @@ def test_a_worker_that_takes_no_step_is_named(tmp_path: Path) -> None:
     done = run([*LOCKSTEP, "check", "--", sys.executable, "alone.py"], cwd=tmp_path)
     assert done.returncode == 0
     assert "the weights stay equal after each step: not seen; worker 1 took no step of an optimizer" in done.stdout
+
+
+def test_workers_that_wait_for_each_other_are_ended(tmp_path: Path) -> None:
+    (tmp_path / "lone.py").write_text(LONE_BARRIER)
+    done = run([*LOCKSTEP, "check", "--hang-timeout", f"{scaled(4)}", "--", sys.executable, "lone.py"], cwd=tmp_path)
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert re.search(r"rank 0 in barrier #\d, at lone.py:11 ", done.stderr)
+    assert "the script ended early, with exit code 8" in done.stdout
 
 
 @pytest.mark.parametrize(("reduction", "code", "words"), [("mean", 0, "worker: yes; 16 steps"), ("sum", 10, "sum")])

@@ -50,7 +50,7 @@ class CheckCommand:
     steps: int = 200
     """Steps after which the script is ended, if two epochs take longer."""
     minutes: float = 5.0
-    """Minutes after which it is ended."""
+    """Minutes after which it is ended, at its next step or if it hangs."""
     invariance: Annotated[int | None, arg(metavar="N")] = None
     """Also compare the first losses with those of one worker, with N samples per step and {batch} per worker."""
     json: bool = False
@@ -104,8 +104,11 @@ def _plan(command: CheckCommand, program: Sequence[str], workers: int, steps: in
     if plan.manual:
         raise ConfigError("a check cannot be combined with --nodes or --dist-url; pass the hosts with -H")
     plan.check_program()
+    seconds = 60 * command.minutes
     # Each worker has its own order of sets of strings, as on several hosts.
-    return replace(plan, environment={**plan.environment, PRELOAD: "0", CHECK: f"{steps},{60 * command.minutes}"})
+    environment = {**plan.environment, PRELOAD: "0", CHECK: f"{steps},{seconds}"}
+    limit = min(plan.hang_timeout or seconds, seconds)  # workers that wait for each other cannot end themselves
+    return replace(plan, environment=environment, ends_hangs=True, hang_timeout=limit)
 
 
 def _run(plan: JobPlan) -> tuple[int, dict[int, list[dict[str, Any]]], str]:
