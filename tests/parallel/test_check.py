@@ -74,12 +74,10 @@ import torch
 from torch import distributed
 distributed.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(2):
-    model(torch.ones(2, 1)).mean().backward()
-    optimizer.step()
-    if distributed.get_rank() == 0:
-        distributed.barrier()
+if distributed.get_rank() == 0:
+    distributed.barrier()
+model(torch.ones(2, 1)).mean().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
 """
 
 
@@ -156,10 +154,10 @@ def test_a_worker_that_takes_no_step_is_named(tmp_path: Path) -> None:
 
 def test_workers_that_wait_for_each_other_are_ended(tmp_path: Path) -> None:
     (tmp_path / "lone.py").write_text(LONE_BARRIER)
-    done = run([*LOCKSTEP, "check", "--hang-timeout", f"{scaled(4)}", "--", sys.executable, "lone.py"], cwd=tmp_path)
+    done = run([*LOCKSTEP, "check", "--minutes", f"{scaled(0.05)}", "--", sys.executable, "lone.py"], cwd=tmp_path)
     assert done.returncode == 8, done.stdout + done.stderr
-    assert re.search(r"rank 0 in barrier #\d, at lone.py:11 ", done.stderr)
-    assert "the script ended early, with exit code 8" in done.stdout
+    assert re.search(r"rank 0 in barrier #\d, at lone.py:7 ", done.stderr)
+    assert "error: no step of an optimizer of torch was seen" in done.stderr
 
 
 @pytest.mark.parametrize(("reduction", "code", "words"), [("mean", 0, "worker: yes; 16 steps"), ("sum", 10, "sum")])

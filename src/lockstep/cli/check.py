@@ -108,7 +108,7 @@ def _plan(command: CheckCommand, program: Sequence[str], workers: int, steps: in
     # Each worker has its own order of sets of strings, as on several hosts.
     environment = {**plan.environment, PRELOAD: "0", CHECK: f"{steps},{seconds}"}
     limit = min(plan.hang_timeout or seconds, seconds)  # workers that wait for each other cannot end themselves
-    return replace(plan, environment=environment, ends_hangs=True, hang_timeout=limit)
+    return replace(plan, environment=environment, hang_timeout=limit)
 
 
 def _run(plan: JobPlan) -> tuple[int, dict[int, list[dict[str, Any]]], str]:

@@ -68,7 +68,7 @@ class JobSeries:
 
 
 def collect(jobs: JobSeries, plan: JobPlan, mark: str) -> tuple[int, list[Any], str]:
-    """Run a plan without showing its output.
+    """Run a plan without showing its output; a hang ends it, which users would not see.
 
     Args:
         mark: What begins the lines that workers send (`lockstep.files.output.send_line`).
@@ -78,7 +78,7 @@ def collect(jobs: JobSeries, plan: JobPlan, mark: str) -> tuple[int, list[Any], 
     """
     output, log = io.BytesIO(), io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(output)) as out, redirect_stderr(io.TextIOWrapper(log)) as errors:
-        code = jobs.run(plan, OutputPlan(plan.workers, prefixed=False))
+        code = jobs.run(replace(plan, ends_hangs=True), OutputPlan(plan.workers, prefixed=False))
         out.flush()
         errors.flush()
         lines, rest = (stream.getvalue().decode(errors="replace") for stream in (output, log))
