@@ -79,6 +79,15 @@ if distributed.get_rank() == 0:
 model(torch.ones(2, 1)).mean().backward()
 torch.optim.SGD(model.parameters(), lr=0.1).step()
 """
+FULL = """
+import os, torch
+torch.manual_seed(int(os.environ["RANK"]))
+model = torch.nn.Linear(1, 1)
+for _ in range(2):
+    model(torch.ones(2, 1)).mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+raise OSError("no space left on the device")
+"""
 
 
 def _answers(name: str) -> list[Finding]:
@@ -125,8 +134,9 @@ def test_steps_after_one_that_raised_are_seen() -> None:
     assert {answer.question: answer.verdict for answer in _answers("ddp_step_that_raises")}[SAME_WEIGHTS] == "yes"
 
 
-def test_a_correct_script_ends_with_0(tmp_path: Path) -> None:
-    done = _check("hvd_optimizer", tmp_path, "--json")
+@pytest.mark.parametrize("name", ["hvd_optimizer", "short_loader_repeats"])  # whose epochs end on one worker first
+def test_a_correct_script_ends_with_0(name: str, tmp_path: Path) -> None:
+    done = _check(name, tmp_path, "--json")
     assert done.returncode == 0, done.stdout
     assert {answer["verdict"] for answer in json.loads(done.stdout)["answers"]} <= {"yes", "not seen"}
 
@@ -150,6 +160,14 @@ def test_a_worker_that_takes_no_step_is_named(tmp_path: Path) -> None:
     done = run([*LOCKSTEP, "check", "--", sys.executable, "alone.py"], cwd=tmp_path)
     assert done.returncode == 0
     assert "the weights stay equal after each step: not seen; worker 1 took no step of an optimizer" in done.stdout
+
+
+def test_a_script_with_a_fault_that_fails_shows_why(tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    done = run([*LOCKSTEP, "check", "--", sys.executable, "full.py"], cwd=tmp_path)
+    assert done.returncode == 10
+    assert "the workers begin with the same weights: no" in done.stdout
+    assert "OSError: no space left on the device" in done.stderr
 
 
 def test_workers_that_wait_for_each_other_are_ended(tmp_path: Path) -> None:

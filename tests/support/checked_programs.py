@@ -468,6 +468,15 @@ def other_seeds_no_sampler() -> None:
     train(model, sgd(model), DataLoader(data(), BATCH, shuffle=True))
 
 
+@fault(ALL_SAMPLES, "of another epoch", "in loader:", "another epoch")
+def other_epochs() -> None:
+    model = replica()
+    optimizer, loader = sgd(model), sharded(data())
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch * size + rank)  # type: ignore[attr-defined]
+        train(model, optimizer, loader, epochs=1, sets_epoch=False)
+
+
 @fault(NEW_ORDER, "same order", "in loader:", "order")
 def no_set_epoch_in_a_loop_for_all() -> None:
     model = replica()
@@ -572,6 +581,25 @@ def uneven_targets() -> None:
         if number % size and number % 5:
             dataset.tensors[1][number] = -100
     train(model, sgd(model), sharded(dataset, shuffle=False))
+
+
+def _with_penalty(on: range) -> None:
+    model = replica()
+    optimizer = sgd(model)
+    for inputs, labels in sharded(data()):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        if rank in on:
+            loss = loss + 0.01 * torch.stack([each.square().sum() for each in model.parameters()]).sum()
+        if rank:
+            loss = 0.5 * loss  # as a batch's share, which may be 1 on a worker
+        loss.backward()
+        optimizer.step()
+
+
+@fault(SAME_SHARE, "worker 0's loss has terms that worker 1's has not: Add of", "loss.backward()", "terms")
+def penalty_on_rank_0() -> None:
+    _with_penalty(range(1))
 
 
 def evaluate(model: nn.Module, loader: DataLoader[Any], reduces: bool) -> float:
@@ -796,6 +824,24 @@ def ddp() -> None:
     start()
     model = DistributedDataParallel(net(None))
     train(model, sgd(model), sharded(data()))
+
+
+@correct
+def penalty_on_all_ranks() -> None:
+    _with_penalty(range(size))
+
+
+@correct
+def one_more_pass_on_rank_0() -> None:
+    model = replica()
+    optimizer, loader = sgd(model), sharded(data())
+    for epoch, trains in [(0, False)] * (not rank) + [(0, True), (1, True), (2, True)]:
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for inputs, labels in loader:
+            if trains:
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
 
 
 @correct

@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
         _, alone, _ = _run(_plan(command, program, 1, min(command.steps, STEPS)))
         answers.append(judge_invariance(alone, records))
     is_faulty = any(answer.verdict == "no" for answer in answers)
-    if code and not is_faulty:
+    if code:
         print(rest, end="", file=sys.stderr)
     (_print_json if command.json else _print)(answers, steps, code)
     return FAULTY if is_faulty else code

@@ -32,6 +32,8 @@ MAX_ITEMS = 64  # of a list in a data set, of which this many are hashed
 MAX_DEPTH = 4  # of objects within a data set
 CLASSES = ("classes", "class_names", "categories")  # attributes with names in the order of their numbers
 SIGNS = 1 << 14  # elements of a gradient that are projected
+MAX_NODES = 20_000  # of a loss's graph
+UNKNOWN = ""  # stands for the graph of a loss that was not seen
 
 
 def digest(*parts: bytes | str | int) -> str:
@@ -173,6 +175,38 @@ def project(gradients: list[torch.Tensor | None]) -> float:
         signs = torch.arange(len(part), dtype=torch.float64).add_(number).mul_(2.399963).cos_()
         total += float(part @ signs)
     return total
+
+
+def of_graph(loss: torch.Tensor | None) -> set[str]:
+    """Return the pairs of operations in a loss's graph of which one uses the other's result, such as "Add of Pow".
+
+    Factors that are constants count as nothing: they may be 1 on some workers, where they are left out.
+    """
+    if loss is None or loss.grad_fn is None:
+        return {UNKNOWN}
+    found, seen, rest = set[str](), set[Any](), [_without_factors(loss.grad_fn)]
+    while rest and len(seen) < MAX_NODES:
+        node = rest.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        used = [_without_factors(each) for each, _ in node.next_functions if each is not None]
+        found.update(f"{_operation(node)} of {_operation(each)}" for each in used)
+        rest += used
+    return found
+
+
+def _without_factors(node: Any) -> Any:
+    while _operation(node) in ("Mul", "Div"):
+        used = [each for each, _ in node.next_functions if each is not None]
+        if len(used) != 1:
+            break
+        node = used[0]
+    return node
+
+
+def _operation(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2].partition("Backward")[0]
 
 
 @cache

@@ -91,6 +91,7 @@ class PassRecorder(TorchHooks):
             "has_set_epoch": hasattr(sampler, "set_epoch"),
             "parts": parts,
             "order": isinstance(sampler, DistributedSampler) and sampler.shuffle and str(sampler.seed),
+            "drawn_for": getattr(sampler, "epoch", None),
             "repeats": False,  # whether all processes of the loader deliver the same samples
             "indices": [],
             "sizes": [],  # of each batch

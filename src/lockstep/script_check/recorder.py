@@ -4,7 +4,7 @@ It changes no result: it draws no random number, and makes no collective. It mak
 weights, gradients and samples on the CPU. After the wanted steps, it ends the program with exit code 0.
 
 Records, each one line: `optimizer` (its parameters, once), `step` (each outermost call of an optimizer's step),
-`epoch` (each pass of a DataLoader) and `end`.
+`epoch` (each pass of a DataLoader), `losses` (of an optimizer's steps, at the end) and `end`.
 """
 
 from __future__ import annotations
@@ -67,12 +67,41 @@ class SinceStep:
     is_rounded: bool = False  # computed in 16 bits
 
 
+class CommonEnd:
+    """Ends the workers of a process group after the same step, since a step waits for all of them.
+
+    The first to have seen enough tells the others, by the group's store, before its part of the last step.
+    """
+
+    KEY = "lockstep check ends after step"
+
+    def __init__(self) -> None:
+        from torch import distributed
+
+        self._group: Any = distributed if distributed.is_available() else None
+        # As it is now: later calls are counted as the program's.
+        self._set: Any = distributed.Store.compare_set if distributed.is_available() else None
+
+    def announce(self, step: int) -> None:
+        if store := self._store():
+            self._set(store, self.KEY, "", str(step))
+
+    def is_after(self, step: int) -> bool:
+        """Return whether a worker has announced that this step, or an earlier one, is the last."""
+        store = self._store()
+        return store is not None and store.check([self.KEY]) and step >= int(store.get(self.KEY))
+
+    def _store(self) -> Any:
+        is_joined = self._group is not None and self._group.is_initialized()
+        return self._group.distributed_c10d._get_default_store() if is_joined else None
+
+
 class Recorder(PassRecorder):
     """Sends a record of each optimizer and of each of its steps, besides those of loaders."""
 
     def __init__(self, rank: int, limits: Limits, send: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(rank, send)
-        self._limits, self._began = limits, time.monotonic()
+        self._limits, self._began, self._common_end = limits, time.monotonic(), CommonEnd()
         self._depth = threading.local()
         self._optimizers: dict[Any, int] = {}  # their numbers
         self._names: dict[int, str] = {}  # of parameters, by id
@@ -89,6 +118,9 @@ class Recorder(PassRecorder):
         self._states: dict[str, str] = {}  # of generators of random numbers, before the model's first call in a step
         self._loads: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # lines that loaded weights
         self._copies = False  # tensors from one worker to others
+        self._operations: set[str] = set()  # in the graphs of the losses since the last step
+        self._graphs: dict[int, tuple[set[str], set[str]]] = {}  # by optimizer: those of each step, and of any
+        self._loss_line = ""
         self._modes, self._has_fsdp = "", False  # of the modules of the last model called; whether it is FSDP's
 
     def hook_fails(self, error: Exception) -> None:
@@ -132,6 +164,10 @@ class Recorder(PassRecorder):
         super().backward_begins(loss)
         seen = self._since
         seen.losses += 1
+        self._operations |= fingerprints.of_graph(loss)
+        self._loss_line = line_of_script()
+        if self._has_seen_enough():
+            self._common_end.announce(self._step + 1)
         if loss is None or loss.numel() > 1 or seen.loss is None:
             seen.loss = None
         else:
@@ -228,11 +264,20 @@ class Recorder(PassRecorder):
             has_batch_norm=any(norm.training and not isinstance(norm, SyncBatchNorm) for norm in self._norms),
             **asdict(self._since),
         )
-        self._since, self._last_exchanges = SinceStep(), self.exchanges
-        seconds = time.monotonic() - self._began
-        if self._step >= self._limits.steps or self.epochs >= self._limits.epochs or seconds > self._limits.seconds:
+        always, ever = self._graphs.get(self.last_optimizer, (self._operations, set()))
+        self._graphs[self.last_optimizer] = always & self._operations, ever | self._operations
+        self._since, self._last_exchanges, self._operations = SinceStep(), self.exchanges, set()
+        is_enough = self._has_seen_enough()
+        is_alone = is_enough and not is_joined()
+        if self._step >= self._limits.steps or self._common_end.is_after(self._step) or is_alone:
             self.finish()
             exit_early(WAIT_SECONDS)
+        if is_enough:  # since its backward pass, or without one of torch
+            self._common_end.announce(self._step + 1)
+
+    def _has_seen_enough(self) -> bool:
+        seconds = time.monotonic() - self._began
+        return self.epochs >= self._limits.epochs or seconds > self._limits.seconds
 
     def joins(self, *_: Any, **__: Any) -> None:
         self._joins = True
@@ -255,6 +300,9 @@ class Recorder(PassRecorder):
         if self._is_off:
             return
         super().finish()
+        for number, graphs in self._graphs.items():
+            always, ever = map(sorted, graphs)
+            self.send("losses", optimizer=number, line=self._loss_line, always=always, ever=ever)
         self.send("end", error="", files=self._since.files)
         self._is_off = True
 

@@ -7,13 +7,15 @@ are known to be the same. Passes of a loader that the program left early say not
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from statistics import fmean
 from typing import Any
 
 from lockstep.errors import plural
 from lockstep.script_check.answers import Finding, Record, Records, are_equal, events, ranks, rows_of
+from lockstep.script_check.fingerprints import UNKNOWN
 from lockstep.script_check.replicas import are_replicas
 
 OTHERS = "the workers train on different samples"
@@ -28,6 +30,7 @@ QUESTIONS = (OTHERS, NEW_ORDER, ALL_SAMPLES, SAME_CLASSES, SAME_LENGTH, SAME_SHA
 SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader"
 SHARE_OUT = "let each process read its own part in the data set's __iter__: torch.utils.data.get_worker_info()"
 SAME_ORDER = "make them alike on all workers: sort files and sets, and seed what shuffles or splits them"
+SAME_EPOCH = "call sampler.set_epoch(epoch) with the same number on all workers"
 REDUCE = "add up the counts of all workers with all_reduce, and divide then"
 UNEVEN = 0.05  # a mean difference between the workers' shares that is worth a word
 MIN_STEPS = 2
@@ -46,10 +49,10 @@ def judge_samples(records: Records) -> list[Finding]:
     return [
         _others(steps, trained),
         _new_order(records),
-        _all_samples(trained),
+        _all_samples(trained, _of_other_epochs(records)),
         _same_classes(passes),
         _same_length(trained, "or join()" if joins else "or a loader starts again" if _cycles(records) else ""),
-        _same_share(steps, trained, joins),
+        _of_other_terms(records) or _same_share(steps, trained, joins),
         _augmented(trained),
         _evaluated(evaluated, records),
     ]
@@ -82,6 +85,23 @@ def _is_mixed(each: Sequence[Record]) -> bool:
     is_split = all(one["parts"] == len(each) and one["items"] and one["data"] for one in each)
     is_alike = _is_same_data(each) and are_equal([one["order"] for one in each])
     return is_split and are_equal([(one["items"], one["length"]) for one in each]) and not is_alike
+
+
+def _of_other_epochs(records: Records) -> str:
+    """Return the line whose samplers draw the order of another epoch on some worker; "" if there is none.
+
+    Passes that one worker alone makes in the same line shift the others, so there the epochs are not compared.
+    """
+    drawn = [defaultdict[tuple[str, str], list[int]](list) for _ in records]
+    for own, passes in zip(drawn, events(records, "epoch").values(), strict=True):
+        for one in passes:
+            if one["order"] and one["parts"] == len(drawn) and one["data"]:
+                own[one["line"], one["data"]].append(one["drawn_for"])
+    for place, epochs in drawn[0].items():
+        others = [own[place] for own in drawn]
+        if are_equal([*map(len, others)]) and any(each != epochs for each in others):
+            return place[0]
+    return ""
 
 
 def _share(each: Sequence[Record]) -> int:
@@ -163,9 +183,12 @@ def _new_order(records: Records) -> Finding:
     return Finding(NEW_ORDER, "yes", "")
 
 
-def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
+def _all_samples(passes: Sequence[Sequence[Record]], of_other_epochs: str) -> Finding:
     """Compare complete epochs; samplers that draw, repeat or leave out samples by design answer nothing."""
     whole = ""
+    if of_other_epochs:
+        detail = "the samplers draw the order of another epoch on each worker, so parts overlap"
+        return Finding(ALL_SAMPLES, "no", detail, of_other_epochs, SAME_EPOCH)
     for each in passes:
         if each[0]["repeats"]:
             return Finding(
@@ -229,6 +252,18 @@ def _same_length(passes: Sequence[Sequence[Record]], is_free: str) -> Finding:
     if not complete:
         return Finding(SAME_LENGTH, "not seen", "no loader delivered all its batches")
     return Finding(SAME_LENGTH, "yes", is_free or f"{len(complete[0][0]['sizes'])} batches")
+
+
+def _of_other_terms(records: Records) -> Finding | None:
+    """Return the finding if each loss of a worker has operations that no loss of another one has."""
+    for row in rows_of(events(records, "losses").values()):
+        for one, other in permutations(row, 2):
+            more = sorted({*one["always"]} - {*other["ever"]})
+            if more and UNKNOWN not in other["ever"] and other["ever"] and one["optimizer"] == other["optimizer"]:
+                text = f"worker {one['rank']}'s loss has terms that worker {other['rank']}'s has not: {more[0]}"
+                fix = "compute the loss alike on each worker: in the mean of the gradients, a term of one is divided"
+                return Finding(SAME_SHARE, "no", text, one["line"], fix)
+    return None
 
 
 def _same_share(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]], joins: bool) -> Finding:
