@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runs import NETS, losses, normed_net, small_digits, train_digits, weights_of
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.data import TensorDataset
 from worker_group import run_in_workers
 
+from lockstep.run.connect import TrainingWorld
 from lockstep.train import fit
 from lockstep.train.fit import configure
 from lockstep.train.run import run_with
@@ -218,3 +220,35 @@ def test_frozen_run_with_mean_loss_is_equal_on_1_2_and_3_workers(tmp_path: Path)
     for size in (2, 3):
         assert losses(tmp_path / str(size)) == pytest.approx(losses(tmp_path / "1"), abs=1e-9)
         assert runs[size]["val"] == pytest.approx(runs[1]["val"], abs=1e-9)
+
+
+def _train_on_two_loaders(world: World, path: Path, weighs: bool) -> list[float]:
+    own = TrainingWorld(world.rank_info, world.device)
+    torch.manual_seed(0)
+    model = own.prepare(nn.Linear(2, 1, dtype=torch.float64))
+    data = [TensorDataset(torch.arange(2.0 * count, dtype=torch.float64).reshape(count, 2)) for count in (9, 11)]
+    first, second = (own.loader(each, global_batch=4) for each in data)
+    run = own.run(path, loader=first, model=model, second=second)
+    for _ in run.epochs(1):
+        for (one,), (other,) in zip(first, second, strict=True):
+            losses = model(one).square().mean(), model(other).square().mean()
+            if weighs:
+                (losses[0] * first.weight + losses[1] * second.weight).backward()
+            else:
+                run.backward(losses[0] + losses[1])
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 1e-4 * parameter.grad
+                    parameter.grad = None
+            run.step()
+    run.close()
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
+
+
+def test_another_share_in_a_second_loader_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (alone,) = run_in_workers(1, _train_on_two_loaders, tmp_path / "alone", False)
+    for own in run_in_workers(3, _train_on_two_loaders, tmp_path / "weighed", True):
+        assert own == pytest.approx(alone, rel=1e-12)
+    assert "share" not in capfd.readouterr().err
+    run_in_workers(3, _train_on_two_loaders, tmp_path / "mixed", False)
+    assert capfd.readouterr().err.count("another loader (TensorDataset) has another share") == 1

@@ -173,6 +173,11 @@ class ExactLoader:
         return self._part
 
     @property
+    def has_batch(self) -> bool:
+        """Whether a batch of the current or last pass was delivered."""
+        return self._part is not None
+
+    @property
     def is_within_step(self) -> bool:
         """Whether the current batch has others of its step after it."""
         return self._part is not None and not self._part.completes_step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -21,6 +22,11 @@ from lockstep.world import accelerator
 DIVIDED_TWICE = (
     "run.backward: the loss ends in a division by {0}, but with accumulate={0} run.backward itself takes the mean over "
     "a step's batches: leave the division out if it is for that, or the gradients are {0} times too small"
+)
+OTHER_SHARE = (
+    "run.backward: multiplies the whole loss by train.weight, the share of loader='s batch, but the batch of another "
+    "loader ({0}) has another share of its step, if only in an epoch's last one. If the loss has both: multiply the "
+    "mean over each loader's batch by its .weight, add them up, and call .backward() yourself; or pass drop_last=True"
 )
 MARK = "_used_at_version"  # an attribute of a gradient, which lives as long as the gradient
 
@@ -75,6 +81,8 @@ class StepPasses:
         self.losses = StepLosses()
         self._weight: torch.Tensor | None = None  # given for the current step
         self._is_checked = False
+        others = (each for each in ExactLoader.all if each.sharding and each is not loader)
+        self._others = WeakSet(others if loader is not None and session.world.size > 1 else ())
 
     def run(self, loss: torch.Tensor, weight: float | torch.Tensor | None) -> None:
         """Run the backward pass of a batch's mean loss, as `TrainingRun.backward` does."""
@@ -86,6 +94,7 @@ class StepPasses:
         if weight is None:
             if loader is not None:
                 self.losses.add(loss, loader.samples)
+                self._compare(share)
             (loss if share == 1.0 else loss * share).backward()
             return
         kind = accelerator.sum_dtype(loss.device)
@@ -106,6 +115,14 @@ class StepPasses:
         passes = sharding.passes_per_step if sharding else 1
         if passes > 1 and is_divided(loss, passes):
             self._session.say([DIVIDED_TWICE.format(passes)])
+
+    def _compare(self, share: float) -> None:
+        """Report once a batch of another loader with another share."""
+        for each in self._others:
+            if each.is_passing and each.has_batch and each.part.weight != share:
+                self._session.say([OTHER_SHARE.format(type(each.dataset).__name__)])
+                self._others.clear()
+                return
 
     def end_step(self, loss: Any) -> tuple[Any, Any]:
         """Return a loss that `TrainingRun.step` gets, as a mean over the step's batches, and their weight."""
