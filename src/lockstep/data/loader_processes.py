@@ -82,6 +82,8 @@ class LoaderProcesses:
         self.count: int = options["num_workers"]
         self._stays = bool(options.get("persistent_workers"))
         self._current, self._requests = _CurrentPass(source), _Requests()
+        if self.count and options.get("multiprocessing_context") is None:
+            options["multiprocessing_context"] = _start_method()
         self._running: Callable[[], Any] = lambda: None  # a weak reference to the iterator of the current processes
         self._loader: DataLoader[Any] = DataLoader(
             self._current,
@@ -129,7 +131,9 @@ class LoaderProcesses:
         try:
             self._current.number.share_memory_()
             # What torch's iterator creates, too: one that fails half-way prints a second error.
-            queues: list[Any] = [multiprocessing.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
+            given: Any = self._loader.multiprocessing_context
+            context = given if hasattr(given, "SimpleQueue") else multiprocessing.get_context(given)
+            queues: list[Any] = [context.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
             for queue in queues:
                 queue.close()
         except (OSError, RuntimeError) as error:
@@ -141,6 +145,17 @@ class LoaderProcesses:
         self._running = lambda: None
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
+
+
+def _start_method() -> str | None:
+    """Return "fork", the default of Linux up to Python 3.13, unless the program has certainly chosen another method.
+
+    A forked process has the data set as it is, and starts in 10 ms. Others import torch, run the script again as far as
+    no `if __name__ == "__main__"` prevents it, and can be sent neither lambdas nor local classes.
+    """
+    defaults = (None, "fork", "forkserver") if sys.version_info >= (3, 14) else (None, "fork")
+    is_default = multiprocessing.get_start_method(allow_none=True) in defaults
+    return "fork" if sys.platform == "linux" and is_default else None
 
 
 def _cannot_start(error: OSError | RuntimeError) -> DataError:

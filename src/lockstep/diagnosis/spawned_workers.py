@@ -18,6 +18,23 @@ from lockstep.files.output import report_to_launcher
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torch may then wait for a server at any address
 
 
+def refuse_copy() -> None:
+    """Raise ConfigError if this process runs the script again only to define what it was sent, as loader processes do.
+
+    They do so if they were not forked: with the methods "spawn" and "forkserver". The script would join the job twice.
+    """
+    from multiprocessing.spawn import get_preparation_data
+
+    try:
+        get_preparation_data("")  # raises before a script has been run again
+    except RuntimeError:
+        raise ConfigError(
+            "a process that the script has started, such as a loader process, runs the script again, as Python 3.14 "
+            'does: put what is not a definition below `if __name__ == "__main__":`, or fork loader processes: '
+            'DataLoader(..., multiprocessing_context="fork")'
+        ) from None
+
+
 def allow_groups(measure: Callable[[], None]) -> None:
     """Let this process create groups at other addresses than the launcher's; `measure` starts a study's measurement."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
@@ -57,6 +74,8 @@ def _has_own_error_file(environment: Mapping[str, str]) -> bool:
 def _check_place(job: Mapping[str, str], rank: int, size: int) -> None:
     """Raise ConfigError if each of several workers of the job starts workers itself, instead of being one."""
     own = [job.get("RANK"), job.get("WORLD_SIZE")] if rank < 0 else [str(rank), str(size)]
+    if own[1] != "1":
+        refuse_copy()
     place, parent = [job["HOROVOD_RANK"], job.get("HOROVOD_SIZE", "1")], multiprocessing.parent_process()
     if own == place or "1" in (own[1], place[1]) or not parent:
         return

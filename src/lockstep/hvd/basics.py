@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lockstep.diagnosis.spawned_workers import refuse_copy
 from lockstep.errors import WorldError
 from lockstep.hvd import process_sets as sets
 from lockstep.hvd.engine import context as engine
@@ -42,6 +43,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Raises:
         ValueError: The peers cannot be reached, or an argument is invalid.
+        ConfigError: A process that a worker has started, such as a loader process, runs the script again.
     """
     former = engine.current
     if former is not None and not (former.is_inherited and former.rank_info.size == 1):
@@ -92,6 +94,8 @@ def _meet(comm: Any, settings: Settings) -> tuple[RankInfo, Any, int]:
     from lockstep.world.rendezvous import open_store
 
     rank_info = RankInfo.from_environment()
+    if rank_info.size > 1:
+        refuse_copy()
     if dist.is_initialized() and dist.get_world_size() > 1:
         rank_info = replace(rank_info, rank=dist.get_rank(), size=dist.get_world_size())
         base = dist.distributed_c10d._get_default_store()

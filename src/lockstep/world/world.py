@@ -23,6 +23,7 @@ from lockstep.config.schema import BackendChoice, DeviceChoice
 from lockstep.diagnosis import publisher
 from lockstep.diagnosis.group_watch import GroupWatch, watched_by_launcher
 from lockstep.diagnosis.idle_clock import hang_limit
+from lockstep.diagnosis.spawned_workers import refuse_copy
 from lockstep.errors import LockstepError, StoppedError, WorldError, first_line
 from lockstep.imports import collector_paused
 from lockstep.world import accelerator
@@ -175,10 +176,13 @@ def connect(
     Raises:
         WorldError: The device is missing, the backend does not support its tensors, workers share a device or have
             none, or the peers cannot be reached.
+        ConfigError: A process that the script has started runs the script again.
     """
     with collector_paused():
         import torch.distributed as dist
 
+    if rank_info.size > 1:
+        refuse_copy()
     publisher.start()
     chosen = choose_device(rank_info, device, may_share=backend == "gloo")
     library = choose_library(chosen, backend)

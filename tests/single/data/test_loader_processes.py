@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.data import loader_processes
 from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 
 # What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
@@ -70,3 +73,21 @@ def test_error_of_the_data_set_at_the_start_is_the_users(tmp_path: Path) -> None
     processes = LoaderProcesses(source, begin_loader, num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(FileNotFoundError, match=r"train\.h5"):
         processes.start(_requests(0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forking is the default of Linux")
+@pytest.mark.parametrize(
+    ("version", "given", "method"),
+    [
+        ((3, 13), None, "fork"),
+        ((3, 13), "forkserver", None),
+        ((3, 14), "forkserver", "fork"),
+        ((3, 14), "spawn", None),
+    ],
+)
+def test_loaders_fork_unless_the_program_has_chosen(
+    version: tuple[int, int], given: str | None, method: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: given)
+    assert loader_processes._start_method() == method

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 from torch.distributed import distributed_c10d
 
+from lockstep import hvd
 from lockstep.diagnosis import publisher, spawned_workers
 from lockstep.diagnosis.board import JOINING, MET, Board
 from lockstep.errors import ConfigError
+from lockstep.world.launcher_environment import RankInfo
+from lockstep.world.world import connect
 
 Meet = Callable[..., Iterator[Any]]
 PARENT = 12345
@@ -104,6 +108,37 @@ def test_groups_beside_the_job_are_allowed(seen: list[str], board: Board, monkey
     monkeypatch.setenv("HOROVOD_SIZE", "1")
     next(distributed_c10d.rendezvous("env://", 0, 3))
     assert len(seen) == 4
+
+
+def _run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a loader process that was not forked, before it has run the script again."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+
+
+def test_a_script_that_is_run_again_joins_no_group(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _run_again(monkeypatch)
+    with pytest.raises(ConfigError, match="runs the script again"):
+        next(distributed_c10d.rendezvous("env://"))
+    next(distributed_c10d.rendezvous("tcp://127.0.0.1:29500", 0, 1))
+    assert seen == [""]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_script_that_is_run_again_does_not_connect(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    for name, value in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 4000}.items():
+        monkeypatch.setenv(name, str(value))
+    _run_again(monkeypatch)
+    for connected in (connect(RankInfo.from_environment(), "cpu"), _hvd()):
+        with nullcontext() if size == 1 else pytest.raises(ConfigError, match="runs the script again"), connected:
+            pass
+
+
+@contextmanager
+def _hvd() -> Iterator[None]:
+    hvd.init()
+    yield
+    hvd.shutdown()
 
 
 def test_a_group_of_one_is_allowed_before_the_job_starts(seen: list[str], board: Board) -> None:
