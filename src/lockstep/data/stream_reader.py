@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import cycle
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -68,7 +67,7 @@ class SharedRing:
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
-        self._turn = cycle(range(BATCHES_UNDER_WAY))
+        self._last = 0  # the buffer of the last batch
 
     def take(self, shape: Sequence[int]) -> torch.Tensor:
         """Return an uninitialized uint8 tensor; outside a loader process, a new one in private memory.
@@ -83,7 +82,8 @@ class SharedRing:
             self._buffers = [
                 share(torch.empty(size, dtype=torch.uint8, device="cpu")) for _ in range(BATCHES_UNDER_WAY)
             ]
-        return self._buffers[next(self._turn)][:size].view(*shape)
+        self._last = (self._last + 1) % BATCHES_UNDER_WAY
+        return self._buffers[self._last][:size].view(*shape)
 
 
 class BatchRequest(NamedTuple):

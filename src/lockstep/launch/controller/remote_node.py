@@ -159,6 +159,8 @@ class Remote:
         """Close the connection, and kill the node process if it does not exit in time."""
         for task in self._tasks:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)  # only one may read
         if self._process:
             timings = self._timings
             await self._process.close(timings.job_end if self._has_disconnected else timings.close)
