@@ -21,6 +21,7 @@ OWN = """
 import sys, torch, torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
+torch.multiprocessing.set_start_method("fork")  # with Python 3.14, too
 dist.init_process_group("gloo")
 open(f"batch-{sys.argv[1]}", "w").close()
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.Linear(600, 600)))

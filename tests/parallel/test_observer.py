@@ -264,7 +264,8 @@ class Files(torch.utils.data.Dataset):
         with open("sample", "rb") as file:
             assert len(file.read()) == 2_000_000
         return data[index]
-batches = DataLoader(Files(), 8, sampler=DistributedSampler(data, size, rank), num_workers=rank)
+batches = DataLoader(Files(), 8, sampler=DistributedSampler(data, size, rank), num_workers=rank,
+                     multiprocessing_context="fork" if rank else None)
 """
     (tmp_path / "program.py").write_text(DDP.replace("loss_of, steps", f"{reads}\nloss_of, steps"))
     own = [*LOCKSTEP, "run", "-np", "2", "--observe-dir", "observed", "--", sys.executable, "program.py"]

@@ -158,6 +158,7 @@ def test_a_missing_set_is_fetched_and_then_kept(tmp_path: Path, monkeypatch: pyt
         assert torch.equal(parts[1].labels, parts[2].labels)
 
 
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up <HTTPError")  # which torchvision keeps, with Python 3.14
 @pytest.mark.parametrize("there", [False, True], ids=["not there", "another file"])
 def test_failed_download_is_an_error_with_a_fix(tmp_path: Path, server: Path, there: bool) -> None:
     if there:

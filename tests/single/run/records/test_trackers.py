@@ -128,6 +128,7 @@ def test_invalid_tensorboard_name_costs_only_its_events(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:codecs.open")  # of MLflow, with Python 3.14
 def test_mlflow_gets_parameters_and_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
