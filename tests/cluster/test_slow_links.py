@@ -30,7 +30,7 @@ for _ in range(200):
     time.sleep(0.02)
 distributed.destroy_process_group()
 """
-TRAIN = "train digits -b 8 --epochs 6 -p 40 --device cpu"
+TRAIN = "train digits -b 8 --epochs 3 -p 20 --device cpu"
 
 
 def test_the_trainer_names_it(bed: Bed, tmp_path: Path) -> None:

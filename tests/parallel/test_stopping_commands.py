@@ -59,10 +59,11 @@ def _check_stop(text: str, name: str, path: Path) -> None:
 
 def test_launcher_reports_workers_stopped_by_the_time_limit(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(
-        "import os, sys, time\n"
+        "import os, sys, time, warnings\n"
         "from lockstep.files.output import report_to_launcher\n"
         "from lockstep.world.batch_job import age_of, launch_age\n"
         "time.sleep(0.3)\n"
+        "warnings.simplefilter('ignore')\n"  # of the fork, by newer Pythons
         "if child := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "assert age_of(os.getpid()) + 0.2 < launch_age()\n"  # the job was started before

@@ -61,7 +61,7 @@ def test_records_without_times_are_refused(words: list[str], here: Path, capsys:
 
 def test_a_job_ends_with_advice_only_if_much_can_be_saved() -> None:
     assert len(advice(_records())) == 3
-    assert advice(_records(reduction=0.01)) == []
+    assert advice(_records(reduction=0.009)) == []
     assert advice(_records(count=MIN_RECORDS - 1)) == []
     assert advice(_records(last=0.5)) == []  # too noisy
     assert advice([]) == []
