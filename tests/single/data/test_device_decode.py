@@ -23,10 +23,7 @@ from lockstep.data.readers import Placement
 from lockstep.data.sets import Batch, FileSplit, InputSpec
 from lockstep.errors import ConfigError, CorruptImageError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 SPEC = InputSpec(3, 24, 24, (0.0,) * 3, (1 / 255,) * 3)  # so that a normalised number is the pixel's
 PLAN = [np.array([0, 1, 2, 3]), np.array([4, 5]), np.array([6])]
 

@@ -16,11 +16,8 @@ import torch
 from lockstep.data import loader_processes
 from lockstep.data.loader_processes import LoaderProcesses, begin_loader
 
-# What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
-]
+# What torch says of any loader process on a small machine.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @dataclass(frozen=True)

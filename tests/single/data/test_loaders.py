@@ -23,10 +23,7 @@ from lockstep.data.sources import image_folder
 from lockstep.data.transforms import Mixing, mixes
 from lockstep.errors import ConfigError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 CPU = torch.device("cpu")
 EPOCHS = (0, 1)

@@ -29,11 +29,8 @@ from lockstep.data.sources import image_folder
 from lockstep.data.stream_reader import BATCHES_UNDER_WAY, SharedRing, StreamReader
 from lockstep.errors import CorruptImageError, DataError, LoaderError
 
-# What torch and newer Pythons say of any loader process on a small machine, or beside another thread.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
-]
+# What torch says of any loader process on a small machine.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SPEC = InputSpec(3, 12, 16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), crop_ratio=0.875)
 PLAN = [np.array(samples) for samples in ([3, 0, 7], [1, 2], [9, 9, 4], [5], [8, 6])]
