@@ -131,8 +131,7 @@ class LoaderProcesses:
         try:
             self._current.number.share_memory_()
             # What torch's iterator creates, too: one that fails half-way prints a second error.
-            given: Any = self._loader.multiprocessing_context
-            context = given if hasattr(given, "SimpleQueue") else multiprocessing.get_context(given)
+            context: Any = self._loader.multiprocessing_context or multiprocessing
             queues: list[Any] = [context.SimpleQueue() for _ in range(2 * self._loader.num_workers + 2)]
             for queue in queues:
                 queue.close()

@@ -49,7 +49,7 @@ def judge_samples(records: Records) -> list[Finding]:
     return [
         _others(steps, trained),
         _new_order(records),
-        _all_samples(trained, _of_other_epochs(records)),
+        _of_other_epochs(records) or _all_samples(trained),
         _same_classes(passes),
         _same_length(trained, "or join()" if joins else "or a loader starts again" if _cycles(records) else ""),
         _of_other_terms(records) or _same_share(steps, trained, joins),
@@ -87,8 +87,8 @@ def _is_mixed(each: Sequence[Record]) -> bool:
     return is_split and are_equal([(one["items"], one["length"]) for one in each]) and not is_alike
 
 
-def _of_other_epochs(records: Records) -> str:
-    """Return the line whose samplers draw the order of another epoch on some worker; "" if there is none.
+def _of_other_epochs(records: Records) -> Finding | None:
+    """Return the finding if the samplers of a line draw the order of another epoch on some worker.
 
     Passes that one worker alone makes in the same line shift the others, so there the epochs are not compared.
     """
@@ -100,8 +100,9 @@ def _of_other_epochs(records: Records) -> str:
     for place, epochs in drawn[0].items():
         others = [own[place] for own in drawn]
         if are_equal([*map(len, others)]) and any(each != epochs for each in others):
-            return place[0]
-    return ""
+            detail = "the samplers draw the order of another epoch on each worker, so parts overlap"
+            return Finding(ALL_SAMPLES, "no", detail, place[0], SAME_EPOCH)
+    return None
 
 
 def _share(each: Sequence[Record]) -> int:
@@ -183,12 +184,9 @@ def _new_order(records: Records) -> Finding:
     return Finding(NEW_ORDER, "yes", "")
 
 
-def _all_samples(passes: Sequence[Sequence[Record]], of_other_epochs: str) -> Finding:
+def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
     """Compare complete epochs; samplers that draw, repeat or leave out samples by design answer nothing."""
     whole = ""
-    if of_other_epochs:
-        detail = "the samplers draw the order of another epoch on each worker, so parts overlap"
-        return Finding(ALL_SAMPLES, "no", detail, of_other_epochs, SAME_EPOCH)
     for each in passes:
         if each[0]["repeats"]:
             return Finding(
