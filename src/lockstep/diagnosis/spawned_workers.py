@@ -29,9 +29,9 @@ def refuse_copy() -> None:
         get_preparation_data("")  # raises before a script has been run again
     except RuntimeError:
         raise ConfigError(
-            "a process that the script has started, such as a loader process, runs the script again, as Python 3.14 "
-            'does: put what is not a definition below `if __name__ == "__main__":`, or fork loader processes: '
-            'DataLoader(..., multiprocessing_context="fork")'
+            "a process that the script has started, such as a loader process, runs the script again, as it does by "
+            'default from Python 3.14 on: put what is not a definition below `if __name__ == "__main__":`, or fork '
+            'loader processes: DataLoader(..., multiprocessing_context="fork")'
         ) from None
 
 

@@ -17,6 +17,7 @@ from code_lines import code_lines
 from commands import write_shims
 from contestants import contestants
 from harness import Bar, median_interval
+from time_limits import scaled
 from watched import Steps, Watched, pss_of_all, watch
 
 SCRIPT = '''"""A script.
@@ -60,7 +61,7 @@ def test_programs_take_turns_and_end_with_the_contest(tmp_path: Path, capfd: pyt
             turns["ending"]()
         assert "as a crash does" in capfd.readouterr().err
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(int((tmp_path / "pid").read_text())).wait(10)
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(scaled(10))
 
 
 @pytest.mark.parametrize(
