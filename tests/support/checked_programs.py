@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -584,9 +585,9 @@ def uneven_targets() -> None:
 
 
 def _with_penalty(on: range) -> None:
-    model = replica()
+    model, loader = replica(), sharded(data(), shuffle=False)
     optimizer = sgd(model)
-    for inputs, labels in sharded(data()):
+    for inputs, labels in chain(loader, loader):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)
         if rank in on:
@@ -829,6 +830,20 @@ def ddp() -> None:
 @correct
 def penalty_on_all_ranks() -> None:
     _with_penalty(range(size))
+
+
+@correct
+def term_for_one_class_in_few_steps() -> None:
+    model, dataset = replica(), data()
+    dataset.tensors[1].copy_(torch.arange(SAMPLES) % size)  # by chance, each batch of worker 0 has this class
+    optimizer = sgd(model)
+    for inputs, labels in sharded(dataset, shuffle=False):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        if (labels == 0).any():
+            loss = loss + 0.01 * model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
 
 
 @correct

@@ -34,6 +34,7 @@ SAME_EPOCH = "call sampler.set_epoch(epoch) with the same number on all workers"
 REDUCE = "add up the counts of all workers with all_reduce, and divide then"
 UNEVEN = 0.05  # a mean difference between the workers' shares that is worth a word
 MIN_STEPS = 2
+MIN_LOSSES = 8  # that a term for some data alone is in every loss of one worker, in none of another: 2 ** -16 at most
 
 
 def judge_samples(records: Records) -> list[Finding]:
@@ -254,7 +255,10 @@ def _same_length(passes: Sequence[Sequence[Record]], is_free: str) -> Finding:
 
 def _of_other_terms(records: Records) -> Finding | None:
     """Return the finding if each loss of a worker has operations that no loss of another one has."""
+    steps = [Counter(step["optimizer"] for step in own) for own in events(records, "step").values()]
     for row in rows_of(events(records, "losses").values()):
+        if any(own[loss["optimizer"]] < MIN_LOSSES for own, loss in zip(steps, row, strict=True)):
+            continue
         for one, other in permutations(row, 2):
             more = sorted({*one["always"]} - {*other["ever"]})
             if more and UNKNOWN not in other["ever"] and other["ever"] and one["optimizer"] == other["optimizer"]:
