@@ -46,12 +46,32 @@ def test_what_it_was_made_with_can_be_read() -> None:
     assert {name: getattr(optimizer, name) for name in given} == given
     assert (optimizer.op, optimizer.process_set) == (hvd.Average, pair)
     assert optimizer._requires_update == set(parameters[1:])
-    assert optimizer._compression is hvd.Compression.none
+    assert (optimizer._compression, optimizer._should_synchronize) == (hvd.Compression.none, True)
     adasum = wrap(parameters, op=hvd.Adasum, backward_passes_per_step=2)
     assert (adasum.backward_passes_per_step, adasum._requires_update) == (2, set(parameters[1:]))
     assert not adasum._handles
     assert not [name for name in ("op", "process_set", "gradient_predivide_factor") if hasattr(adasum, name)]
     hvd.shutdown()
+
+
+@pytest.mark.parametrize("scales", [False, True])
+@on_hvd_workers(2)
+def test_parameters_excepted_from_updates_keep_no_gradient(scales: bool) -> None:
+    by_all, by_one, unused = parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1, weight_decay=1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4, enabled=scales)
+    for excepted in (parameters, []):
+        optimizer._requires_update = set(excepted)  # type: ignore[attr-defined]
+        optimizer.zero_grad()
+        scaler.scale((by_all * (2 + by_one if hvd.rank() else 1)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert [parameter.grad is None for parameter in parameters] == [False, False, not excepted]
+        assert [hvd.allgather(each.detach()[None]).unique(dim=0).shape[0] for each in parameters] == [1, 1, 1]
+    assert unused.tolist() == [0, 0]  # decayed once, to 0
+    unused.data += 3
+    optimizer.step()
+    assert unused.tolist() == [3, 3]
 
 
 @on_hvd_workers(2)

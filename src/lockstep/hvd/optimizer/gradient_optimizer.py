@@ -39,6 +39,7 @@ class Wrapper:
     _wrapped: torch.optim.Optimizer
     _made_of: tuple[Any, bool, str]  # the options, whether it is Adasum, and the prefix of the names of operations
     _replica_watch: ReplicaWatch | None = None  # None if nothing is exchanged with other workers
+    _required: set[torch.Tensor] | None = None  # what the script has assigned to `_requires_update`
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -68,8 +69,17 @@ class Wrapper:
 
     @property
     def _requires_update(self) -> set[torch.Tensor]:
-        """The parameters whose gradients or steps are exchanged with the other workers."""
+        """The parameters that the optimizer updates even if no worker computes their gradients, which are then zero.
+
+        Scripts assign the empty set, so that weight decay and momentum leave unused parameters alone.
+        """
+        if self._required is not None:
+            return self._required
         return {parameter for group in self.param_groups for parameter in group["params"] if parameter.requires_grad}
+
+    @_requires_update.setter
+    def _requires_update(self, parameters: set[torch.Tensor]) -> None:
+        self._required = parameters
 
     def take_step(self, closure: Callable[[], Any] | None) -> Any:
         """Run the wrapped class's step."""
@@ -127,7 +137,7 @@ ZERO_GRAD_TOO_EARLY = (
 class GradientOptimizer(Wrapper):
     """Mixin that `DistributedOptimizer` puts before the user's optimizer class; it also sets the attributes.
 
-    Only `backward_passes_per_step` may be changed afterwards.
+    Only `backward_passes_per_step` and `_requires_update` may be changed afterwards.
     """
 
     op: int
@@ -136,14 +146,14 @@ class GradientOptimizer(Wrapper):
     process_set: ProcessSet
     _passes: int
     _gradients: Gradients  # of no parameters if nothing is reduced
-    _synchronizes = True
+    _should_synchronize = True
     _synchronized = False
     _reduced_for_scaler = False  # since the last step
 
     def prepare_for_scaler(self) -> None:
         """Reduce the gradients, so that the scaler's decision is the same on all workers."""
         is_reduced = self._synchronized or self._reduced_for_scaler
-        if self._synchronizes and (self._gradients.in_flight or not is_reduced):
+        if self._should_synchronize and (self._gradients.in_flight or not is_reduced):
             self._gradients.finish()
             self._reduced_for_scaler = True
 
@@ -161,11 +171,11 @@ class GradientOptimizer(Wrapper):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Return a context manager in which `step` does not reduce, for use after an explicit `synchronize`."""
-        self._synchronizes = False
+        self._should_synchronize = False
         try:
             yield
         finally:
-            self._synchronizes = True
+            self._should_synchronize = True
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -215,13 +225,13 @@ class GradientOptimizer(Wrapper):
         With a closure, gradients are reduced after each call, and so is the loss it returns, since some optimizers
         use it for decisions.
         """
-        if self._synchronizes and self._synchronized:
+        if self._should_synchronize and self._synchronized:
             warnings.warn(STEP_AFTER_SYNCHRONIZE, stacklevel=2)
         is_reduced = self._synchronized or self._reduced_for_scaler
-        if self._synchronizes and (self._gradients.in_flight or (closure is None and not is_reduced)):
+        if self._should_synchronize and (self._gradients.in_flight or (closure is None and not is_reduced)):
             self.synchronize()
         self._start_over()
-        if closure is not None and self._synchronizes and self._replica_watch is not None:
+        if closure is not None and self._should_synchronize and self._replica_watch is not None:
             closure = self._synchronized_closure(closure)
         result = self.take_step(closure)
         self.watch_replicas()

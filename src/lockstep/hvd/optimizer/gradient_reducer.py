@@ -21,7 +21,9 @@ import torch
 from torch.autograd import Variable
 
 from lockstep.hvd.engine import context as engine
+from lockstep.hvd.engine.request import MAX
 from lockstep.hvd.exceptions import HorovodInternalError
+from lockstep.hvd.ops.allreduce import allreduce
 from lockstep.hvd.optimizer.buckets import BUCKET_BYTES, Bucket, GradientSlot, UnreducedGradients, plan_buckets
 from lockstep.hvd.optimizer.reductions import GradientOptions, Reductions
 
@@ -185,9 +187,11 @@ class Gradients:
         global _last_finish
         self._follow_context()
         _last_finish = next(_finishes)
+        unused: list[GradientSlot] = []
         try:
             self._unreduced.check(self._slots.values())
             self.follow_parameters()
+            unused = self._unused()
             self._set_frozen_apart()
             self._start_rest()
             self._started.wait()
@@ -197,6 +201,20 @@ class Gradients:
                 self._started.wait()
             finally:
                 self.reset()
+        for slot in unused:
+            slot.parameter.grad = None  # was zeros for the reduction
+
+    def _unused(self) -> list[GradientSlot]:
+        """Return the parameters without a gradient on any worker that the script has excepted from updates."""
+        owner = None if self._owner is None else self._owner()
+        if owner is None or owner._required is None:
+            return []
+        slots = [slot for slot in self._slots.values() if slot.parameter not in owner._required]
+        if not slots:
+            return []
+        uses = torch.tensor([slot.parameter.grad is not None for slot in slots], dtype=torch.int32, device="cpu")
+        any_uses = allreduce(uses, name=f"{self._prefix}uses", op=MAX, process_set=self._started.process_set)
+        return [slot for slot, is_used in zip(slots, any_uses.tolist(), strict=True) if not is_used]
 
     def _start_rest(self) -> None:
         for bucket in self._buckets:

@@ -47,7 +47,7 @@ class Reductions(dict[Bucket, list[Callable[[], Any]]]):
 
     def __init__(self, options: GradientOptions) -> None:
         super().__init__()
-        self._options = options
+        self._options, self.process_set = options, options.process_set
         self._sent_dtype = sent_dtype(options.compression)  # to which the copies to the fusion buffer convert
         compression = options.compression or Compression.none  # scripts pass None, too
         self._compression = compression if self._sent_dtype is None else Compression.none
