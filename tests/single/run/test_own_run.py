@@ -222,9 +222,10 @@ def test_records_tell_rate_loss_and_learning_rate(tmp_path: Path) -> None:
     assert 0 <= first["data_wait"] <= 1
     assert first["lr"] > 0
     assert json.loads((tmp_path / "checkpoints/step-00000006/state.json").read_text())["states"][""] == {"best": 3}
-    again = Loop(tmp_path).run.extra
-    assert again == {"best": 3}
-    assert isinstance(again, Extra)
+    again = Loop(tmp_path).run
+    assert again.extra == {"best": 3}
+    assert isinstance(again.extra, Extra)
+    again.close()
 
 
 def test_a_report_shows_it_like_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,6 +443,7 @@ def test_an_optimizer_that_no_checkpoint_has_is_named(
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         run.step()
+    run.close()
     assert capfd.readouterr().err.count("an optimizer (SGD) takes steps, but checkpoints") == count
 
 
@@ -458,6 +460,7 @@ def test_a_loader_that_no_checkpoint_has_is_named(
         for _ in zip(first, second, strict=True):
             run.step()
         assert len(list(test)) == 4
+    run.close()
     assert capfd.readouterr().err.count("a loader (TensorDataset) is read, but checkpoints") == (not is_passed)
 
 
