@@ -316,7 +316,8 @@ def _lose_the_thread(*_: object) -> None:
 
 def _kill(*_: object) -> None:
     """End the loader process; torch reports its exit in a signal handler, after the end of the connection is seen."""
-    multiprocessing.active_children()[0].kill()
+    newest = max(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+    newest.kill()
     raise EOFError
 
 

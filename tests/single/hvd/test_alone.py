@@ -119,9 +119,9 @@ def test_a_lone_worker_starts_no_thread_and_opens_no_port() -> None:
     hvd.init()
     for call, _ in OPERATIONS.values():
         call()
-    assert threading.active_count() == threads
-    assert process.num_fds() == files
-    assert process.net_connections() == ports
+    assert threading.active_count() <= threads  # those of earlier tests may end
+    assert process.num_fds() <= files
+    assert {*process.net_connections()} <= {*ports}
 
 
 def test_an_error_leaves_a_lone_worker_working() -> None:
