@@ -74,6 +74,7 @@ NEED_A_CHECK = (
     "same_stream",
     "saves_own_averages",
     "seeds_each_epoch",
+    "split_twice",
     "splits_by_own_seed",
     "stays_in_evaluation_mode",
     "sum_of_workers",

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from lockstep.script_check.replicas import (
     ONE_MEAN,
@@ -513,6 +521,23 @@ def seeds_each_epoch() -> None:
 def unread_half() -> None:
     model = replica()
     train(model, sgd(model), sharded(data(), num_replicas=2 * size, rank=rank))
+
+
+class SecondSplit(BatchSampler):
+    """Delivers this worker's part of another sampler's batches, as Accelerate does."""
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self.batch_sampler, rank, None, size)
+
+
+@fault(ALL_SAMPLES, "48 of the 96", "in loader:", "unread")
+def split_twice() -> None:
+    model, dataset = replica(), data()
+    batches = BatchSampler(DistributedSampler(dataset, shuffle=False), BATCH, drop_last=False)
+    train(model, sgd(model), DataLoader(dataset, batch_sampler=SecondSplit(batches)))
 
 
 @fault(ALL_SAMPLES, "other orders or splits", "in loader:", "mixed")

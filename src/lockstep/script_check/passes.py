@@ -78,7 +78,8 @@ class PassRecorder(TorchHooks):
 
         self._end(iterator, is_complete=False)
         chosen, data = getattr(iterator, "_index_sampler", None), getattr(iterator, "_dataset", None)
-        sampler = getattr(chosen, "sampler", chosen)  # of a sampler of batches, that of samples
+        inner: Any = getattr(chosen, "batch_sampler", chosen)  # of a sampler around another one, such as Accelerate's
+        sampler = getattr(inner, "sampler", inner)  # of a sampler of batches, that of samples
         parts = getattr(sampler, "num_replicas", None)
         record: dict[str, Any] = {
             "line": fingerprints.line_of_script(),
@@ -90,6 +91,7 @@ class PassRecorder(TorchHooks):
             "shuffles": bool(getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))),
             "has_set_epoch": hasattr(sampler, "set_epoch"),
             "parts": parts,
+            "part": _length(sampler) if parts and inner is not chosen else None,
             "order": isinstance(sampler, DistributedSampler) and sampler.shuffle and str(sampler.seed),
             "drawn_for": getattr(sampler, "epoch", None),
             "repeats": False,  # whether all processes of the loader deliver the same samples

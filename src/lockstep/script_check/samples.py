@@ -31,6 +31,7 @@ SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader"
 SHARE_OUT = "let each process read its own part in the data set's __iter__: torch.utils.data.get_worker_info()"
 SAME_ORDER = "make them alike on all workers: sort files and sets, and seed what shuffles or splits them"
 SAME_EPOCH = "call sampler.set_epoch(epoch) with the same number on all workers"
+SPLIT_ONCE = "Accelerate, for example, splits the data itself: leave out the DistributedSampler"
 REDUCE = "add up the counts of all workers with all_reduce, and divide then"
 UNEVEN = 0.05  # a mean difference between the workers' shares that is worth a word
 MIN_STEPS = 2
@@ -121,6 +122,11 @@ def _unread(each: Sequence[Record]) -> int:
     return unread if unread > _share(each) and any(one["parts"] not in (None, len(each)) for one in each) else 0
 
 
+def _is_split_twice(each: Sequence[Record]) -> bool:
+    """Whether what reads a sampler delivers only a part of its samples on each worker, as if others had the rest."""
+    return all(one["part"] and one["part"] - len(one["indices"]) >= _share(each) for one in each)
+
+
 def _others(steps: Sequence[Sequence[Record]], passes: Sequence[Sequence[Record]]) -> Finding:
     for each in (one for one in passes if not _are_shared(steps, one)):
         rows = [one["indices"] for one in each]
@@ -197,6 +203,9 @@ def _all_samples(passes: Sequence[Sequence[Record]]) -> Finding:
             detail = "the workers' data sets or samplers have other orders or splits of the data, so parts overlap"
             return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], SAME_ORDER)
         rows = [one["indices"] for one in each]
+        if _is_complete(each) and all(rows) and _is_split_twice(each):
+            detail = f"each worker reads {len(rows[0]):,} of the {each[0]['part']:,} samples of its sampler"
+            return Finding(ALL_SAMPLES, "no", detail, each[0]["line"], SPLIT_ONCE)
         if (
             not _is_same_data(each)
             or not _is_complete(each)
