@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import LOCKSTEP, of_one_thread, run
+from commands import HOROVODRUN, LOCKSTEP, of_one_thread, run
 
 from lockstep.models.nested import cast
 
@@ -69,6 +69,24 @@ found = {"size": accelerator.num_processes, "weights": weights, "loss": accelera
 (folder / f"{accelerator.process_index}.json").write_text(json.dumps(found))
 """
 
+HOROVOD = """
+import json, sys
+from pathlib import Path
+import horovod.torch as hvd
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DistributedSampler
+
+hvd.init()
+data = torch.utils.data.TensorDataset(torch.arange(32))
+sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())
+accelerator = Accelerator(cpu=True)
+loader = accelerator.prepare(torch.utils.data.DataLoader(data, 4, sampler=sampler))
+seen = [sample for batch, in loader for sample in batch.tolist()]
+found = {"size": accelerator.num_processes, "seen": hvd.allgather_object(seen)}
+(Path(sys.argv[1]) / f"{hvd.rank()}.json").write_text(json.dumps(found))
+"""
+
 
 def found(script: str, workers: int, folder: Path) -> list[dict[str, Any]]:
     """What each worker found, by rank; together they take eight samples a step."""
@@ -88,6 +106,15 @@ def test_two_workers_train_as_one(script: str, tmp_path: Path) -> None:
         assert each["weights"] == both[0]["weights"]
         assert each["weights"] == pytest.approx(alone["weights"], abs=1e-4)
         assert each["loss"] == pytest.approx(alone["loss"], abs=1e-4)
+
+
+def test_a_script_for_horovod_alone_divides_the_samples(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(HOROVOD)
+    done = run([*HOROVODRUN, "-np", "2", sys.executable, "script.py", tmp_path], tmp_path, of_one_thread())
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "0.json").read_text())
+    assert found["size"] == 1
+    assert sorted(sample for seen in found["seen"] for sample in seen) == list(range(32))
 
 
 def test_cast_keeps_the_attributes_of_a_models_output() -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from commands import HOROVODRUN, own_environment, run, started
 from time_limits import wait_for_ends
 
@@ -27,6 +28,16 @@ def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) ->
     assert sorted(errors) == ["[0]<stderr>:trouble", "[1]<stderr>:trouble"]
     for rank, line in enumerate(lines):
         assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == f"{line}\n"
+
+
+@pytest.mark.cold
+def test_workers_have_no_variables_of_torchrun(tmp_path: Path) -> None:
+    script = f"{sys.executable} -c 'import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.cross_size())'; env"
+    done = run([*HOROVODRUN, "-np", "2", "sh", "-c", script], tmp_path, cold=True)
+    names = {line.partition("=")[0].partition(":")[2] for line in done.stdout.splitlines()}
+    assert {"0 1", "1 1", "HOROVOD_LOCAL_RANK"} <= names, done.stderr
+    torchruns = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_RUN", "TORCHELASTIC_USE")
+    assert not [name for name in names if name.startswith(torchruns)]
 
 
 def test_workers_inherit_exported_shell_functions(tmp_path: Path) -> None:

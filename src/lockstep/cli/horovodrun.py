@@ -93,7 +93,11 @@ def _run(plan: HorovodPlan, verbose: bool) -> int:
         if note.startswith(IMPORTANT) and not verbose:
             say(f"horovodrun: {note}")
     if verbose:
-        lines = [*job.notes, *(f"{name}={value}" for name, value in job.environment.items()), shlex.join(job.command)]
+        lines = [
+            *job.notes,
+            *(f"{name}={value}" for name, value in job.environment.items() if value),
+            shlex.join(job.command),
+        ]
         say("\n".join(f"horovodrun: {line}" for line in lines), sys.stdout)
     return run_observed(job.command, lambda own, steps: _run_job(plan, own, steps))
 

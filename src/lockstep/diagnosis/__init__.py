@@ -12,6 +12,8 @@
 - `oversubscription`: whether a machine has more busy threads than cores.
 """
 
+import os
+
 FOLDER = "LOCKSTEP_PROGRESS"  # the variable with the folder in which a job's workers publish their progress
 OBSERVE = "LOCKSTEP_OBSERVE"  # the variable that is 1, or a folder for records, if programs are to be observed
 NOT_OBSERVED = ("", "0")  # its other values
@@ -19,5 +21,12 @@ OBSERVE_STARTED = "LOCKSTEP_OBSERVE_STARTED"  # the variable that is set if prog
 MEASURE = "LOCKSTEP_MEASURE"  # "WARMUP,STEPS,NEEDS_SAMPLES,MEMORY_LIMIT[,CHANGE]", see `world.measurement`
 MEASURE_SPAWNED = "LOCKSTEP_MEASURE_SPAWNED"  # the same, for the workers that the program starts itself
 CHECK = "LOCKSTEP_CHECK"  # the variable "STEPS,SECONDS", see `lockstep.script_check.hooks`
+NODE = "LOCKSTEP_NODE"  # the host's number, if the launcher sets only Horovod's variables, as `horovodrun` does
 REPORT = "LOCKSTEP_STRAGGLER_SECONDS"  # the variable with the least seconds between two comparisons of steps; 0: none
 REPORT_SECONDS = 10.0  # its default
+
+
+def of_worker(name: str) -> str:
+    """Return RANK, WORLD_SIZE or LOCAL_WORLD_SIZE of this worker, or what Horovod calls it; "" if it is not set."""
+    is_torchruns = NODE not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ  # which the worker has started
+    return os.environ.get(name if is_torchruns else f"HOROVOD_{name.replace('WORLD_', '')}", "")

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from lockstep.diagnosis import FOLDER, flight_recorder
+from lockstep.diagnosis import FOLDER, flight_recorder, of_worker
 from lockstep.diagnosis.board import (
     ANSWER_SUFFIX,
     ANSWERS,
@@ -60,7 +60,7 @@ def start(answers: bool = True) -> None:
     Args:
         answers: Start the thread, too.
     """
-    folder, rank = os.environ.get(FOLDER, ""), os.environ.get("RANK", "")
+    folder, rank = os.environ.get(FOLDER, ""), of_worker("RANK")
     if folder and rank.isdecimal():
         start_in(Path(folder), int(rank), answers)
 
@@ -185,14 +185,14 @@ def exit_early(wait_seconds: float) -> NoReturn:
     Args:
         wait_seconds: At most so long, wait until the other workers of this host come here, too.
     """
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local = int(of_worker("LOCAL_WORLD_SIZE") or 1)
     with suppress(OSError):  # the launcher has exited
         folder = Path(os.environ[FOLDER])
-        (folder / f"{os.environ['RANK']}.finished").touch()
+        (folder / f"{of_worker('RANK')}.finished").touch()
         end = time.monotonic() + wait_seconds
         while len(list(folder.glob("*.finished"))) < local and time.monotonic() < end:
             time.sleep(0.02)
-    if local < int(os.environ.get("WORLD_SIZE", "1")):
+    if local < int(of_worker("WORLD_SIZE") or 1):
         time.sleep(REMOTE_SECONDS)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lockstep.diagnosis import REPORT, REPORT_SECONDS
+from lockstep.diagnosis import REPORT, REPORT_SECONDS, of_worker
 from lockstep.diagnosis.board import Board
 from lockstep.diagnosis.loaded_samples import LoadedSamples
 from lockstep.diagnosis.observed_steps import (
@@ -189,7 +189,7 @@ class FactReader:
         if not self._gradients.tensors and (optimizer := self.optimizer()) is not None:
             self._gradients = _gradients(optimizer, self.wrapper())
         idle = (psutil.cpu_times().idle - self._idle) / max(time.monotonic() - self._start, 1e-3)
-        host: dict[str, Any] = {"cores": cores, "local_workers": int(os.environ.get("LOCAL_WORLD_SIZE") or 0)}
+        host: dict[str, Any] = {"cores": cores, "local_workers": int(of_worker("LOCAL_WORLD_SIZE") or 0)}
         return replace(self._gradients, **known, **host, free_cores=min(idle, cores))
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.diagnosis import CHECK, FOLDER, MEASURE, NOT_OBSERVED, OBSERVE, OBSERVE_STARTED
+from lockstep.diagnosis import CHECK, FOLDER, MEASURE, NOT_OBSERVED, OBSERVE, OBSERVE_STARTED, of_worker
 
 if TYPE_CHECKING:
     from lockstep.diagnosis.board import Board
@@ -66,7 +66,7 @@ def observe_if_asked(is_worker: bool = False) -> None:
 
         allow_groups(lambda: observe_if_asked(is_worker=True))
     # Removed from the environment: programs that this one starts are observed only if they are workers of a group.
-    is_wanted, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), os.environ.get("RANK", "")
+    is_wanted, length, rank = os.environ.pop(OBSERVE, ""), os.environ.pop(MEASURE, ""), of_worker("RANK")
     checked = os.environ.pop(CHECK, "")
     if not (is_wanted or length or checked) or not rank.isdecimal():
         return
@@ -95,7 +95,7 @@ def observe_if_asked(is_worker: bool = False) -> None:
             observe(own := Observer(board))
             if is_wanted != "1":  # a folder
                 own.count_io()
-            if os.environ.get("WORLD_SIZE") == "1":
+            if of_worker("WORLD_SIZE") == "1":
                 os.environ[OBSERVE_STARTED] = "1"
     except Exception as error:  # which would make `import torch` fail
         print(f"lockstep: this worker is not observed: {error!r}", file=sys.stderr)

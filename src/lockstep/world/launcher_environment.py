@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lockstep.diagnosis import NODE
 from lockstep.errors import WorldError
 from lockstep.files.output import say
 from lockstep.world import LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS
 from lockstep.world.slurm_hostlist import counts
 
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+HOROVOD_ADDRESS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 # Slurm numbers users' steps from 0; batch scripts, interactive shells and similar are numbered from here.
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
@@ -75,8 +77,10 @@ MPI = (
     _row("MPICH", *_HYDRA, marks="PMI_RANK MPI_LOCALRANKID"),  # Slurm's `srun --mpi=pmi2` sets PMI_RANK too
 )
 MPICH_IN_PART = _row("MPICH", *_HYDRA)  # only for the error
+_HOROVOD = tuple(f"HOROVOD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+HOROVOD = _row("Horovod", *_HOROVOD, f"{NODE}|HOROVOD_CROSS_RANK")
 OTHERS = (
-    _row("Horovod", *(f"HOROVOD_{field}" for field in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"))),
+    HOROVOD,
     *MPI,
     FLUX,  # which sets PMI_RANK and PMI_SIZE too
     SLURM,
@@ -140,6 +144,8 @@ class RankInfo:
         other = next((launcher for launcher in OTHERS if _has_started(launcher, environment)), None)
         if TORCHRUN_ID in environment:
             return _read_torchrun(environment)
+        if other is HOROVOD and NODE in environment:  # scripts may set RANK for themselves
+            return _read(HOROVOD, environment)
         if "RANK" in environment and not _is_kubeflow(environment):
             return _agreed(_read(other, environment), other, environment) if other else _read_torchrun(environment)
         if other:
@@ -252,16 +258,7 @@ def _read_torchrun(environment: Mapping[str, str]) -> RankInfo:
             f"the job with torchrun or `lockstep train -np N`, or, if they are left from an earlier job, "
             f"unset {' '.join(present)}"
         )
-    rank_info, restart = _read(TORCHRUN, environment), environment.get(RESTART_COUNT, "0")
-    snapshots = Path(environment[SNAPSHOTS]) if SNAPSHOTS in environment else None
-    when, _, loss = environment.get(LOSS, "0 ").partition(" ")
-    return replace(
-        rank_info,
-        restart=int(restart) if restart.isdecimal() else 0,
-        snapshots=snapshots,
-        loss=loss,
-        loss_time=float(when),
-    )
+    return _read(TORCHRUN, environment)
 
 
 def _agreed(rank_info: RankInfo, launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
@@ -298,7 +295,17 @@ def _read(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo:
     if NODE_PROCESS not in environment:  # else a worker that stays keeps its local rank, and with it its device
         consistent = consistent and local_rank < local_size and local_rank <= rank
     _check(launcher.name, shown, consistent and rank_info.node >= 0)
-    return rank_info
+    if launcher is not TORCHRUN and NODE not in environment:
+        return rank_info
+    restart, snapshots = environment.get(RESTART_COUNT, "0"), environment.get(SNAPSHOTS)
+    when, _, loss = environment.get(LOSS, "0 ").partition(" ")
+    return replace(
+        rank_info,
+        restart=int(restart) if restart.isdecimal() else 0,
+        snapshots=Path(snapshots) if snapshots else None,
+        loss=loss,
+        loss_time=float(when),
+    )
 
 
 def _place(launcher: Launcher, shown: Mapping[str, str]) -> RankInfo:

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from lockstep.diagnosis import NODE
 from lockstep.errors import ConfigError, WorldError, first_line
 from lockstep.files.atomic import replacing
 from lockstep.world.interfaces import EVERYWHERE, LOOPBACK, choose_interface, listening_address
-from lockstep.world.launcher_environment import ADDRESS, RankInfo
+from lockstep.world.launcher_environment import ADDRESS, HOROVOD, HOROVOD_ADDRESS, RankInfo
 from lockstep.world.rank0_address import find_address, is_here, launch_name
 
 if TYPE_CHECKING:
@@ -119,14 +120,20 @@ def exchange(store: Store, rank: int, size: int, own: Any, key: str = "exchanged
 
 
 def _open(rank_info: RankInfo, timeout_seconds: float) -> Store:
-    address = ":".join(os.environ[name] for name in ADDRESS if name in os.environ)
+    names = HOROVOD_ADDRESS if rank_info.launcher == HOROVOD.name and NODE in os.environ else ADDRESS
+    address = ":".join(os.environ[name] for name in names if name in os.environ)
     begun = time.monotonic()
     try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        timeout = timedelta(seconds=timeout_seconds)
+        if names is HOROVOD_ADDRESS:
+            from torch.distributed import TCPStore
+
+            host, port = os.environ[names[0]], int(os.environ[names[1]])
+            store: Store = TCPStore(host, port, is_master=False, timeout=timeout)
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             from torch.distributed.rendezvous import rendezvous
 
-            timeout = timedelta(seconds=timeout_seconds)
-            store: Store = next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
+            store = next(rendezvous("env://", rank_info.rank, rank_info.size, timeout=timeout))[0]
             host = os.environ["MASTER_ADDR"]
         elif rank_info.local_size == rank_info.size and "MASTER_PORT" not in os.environ:
             host, store = LOOPBACK, _meet_on_this_host(rank_info, timeout_seconds)

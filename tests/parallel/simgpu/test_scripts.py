@@ -90,7 +90,7 @@ def train(state):
         optimizer.zero_grad()
         loss = model(samples[state.step, hvd.rank() :: hvd.size()].to(device)).square().mean()
         generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        here = [str(state.step), os.environ["LOCAL_RANK"]]
+        here = [str(state.step), os.environ["HOROVOD_LOCAL_RANK"]]
         is_lost = "LOSES" in os.environ and losses[generation : generation + 1] == [here]
         if is_lost:
             simgpu.delays(collective_us=600_000_000)  # the other's GPU waits for this one's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,14 @@ def test_what_is_wrong_with_a_launchers_variables_is_named(launcher: str, variab
     size = next(name for name in variables if name.endswith(("SIZE", "NUM_TASKS")))
     with pytest.raises(WorldError, match=rf"{launcher}'s variables are incomplete: .*{rank}.* set, .*{size}.* not set"):
         RankInfo.from_environment({name: value for name, value in variables.items() if name != size})
+
+
+def test_workers_of_horovodrun_have_their_number_from_it_alone() -> None:
+    own = {**HOROVOD, "HOROVOD_CROSS_RANK": "0", "LOCKSTEP_NODE": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    more = {"TORCHELASTIC_RESTART_COUNT": "2", "LOCKSTEP_SNAPSHOTS": "/s", "LOCKSTEP_LOSS": "7 a worker was lost"}
+    expected = RankInfo(5, 8, 1, 4, 1, "Horovod", 2, Path("/s"), "a worker was lost", 7.0)
+    assert RankInfo.from_environment({**own, **more}) == expected
+    assert RankInfo.from_environment({**own, **TORCHRUN}).launcher == "torchrun"  # that the worker has started
 
 
 @pytest.mark.parametrize("mark", ["PMI_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"])

@@ -151,7 +151,9 @@ def bind_worker(kind: str, environment: Mapping[str, str]) -> None:
     """
     if kind == "none":
         return
-    rank, local_rank, local_size = (int(environment[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    rank, local_rank, local_size = (
+        int(environment[f"HOROVOD_{name}"]) for name in ("RANK", "LOCAL_RANK", "LOCAL_SIZE")
+    )
     reason, cpus = "this system does not support CPU binding", None
     if hasattr(os, "sched_setaffinity"):
         usable = os.sched_getaffinity(0)

@@ -14,13 +14,19 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from lockstep.diagnosis import FOLDER, OBSERVE, flight_recorder
+from lockstep.diagnosis import FOLDER, NODE, OBSERVE, flight_recorder
 from lockstep.errors import LockstepError
 from lockstep.launch.node.processes import kill_descendants, kill_orphans
 from lockstep.launch.node.progress_watch import ProgressWatch
 from lockstep.launch.node.worker_starter import HostStore, WorkerStarter, open_streams, signal_group, start
 from lockstep.launch.node.worker_watch import StayingWorkers, Worker, WorkerWatch, carry
-from lockstep.launch.plan.worker_variables import handed_on, horovod_variables, threads, torchrun_variables
+from lockstep.launch.plan.worker_variables import (
+    handed_on,
+    horovod_variables,
+    of_horovodrun,
+    threads,
+    torchrun_variables,
+)
 from lockstep.launch.protocol.messages import Ended, Failing, Message, NodeJob, Output, Start, Started
 from lockstep.launch.protocol.reachability import Listeners, listen, proof
 from lockstep.world import COMMIT, LOSS, NODE_PROCESS, RESTART_COUNT, SNAPSHOTS, MemberState
@@ -335,7 +341,8 @@ class Seats:
             own["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{place}.json")
             if self._job.is_elastic:
                 own[NODE_PROCESS] = self._staying.address_for(worker.number)
-            worker.variables = {**common, **own}
+            own = {**common, **own}
+            worker.variables = of_horovodrun(own, self._job.node) if NODE in self.environment else own
         return workers
 
     def _of_worker(self, place: int, local_rank: int, address: str, port: int) -> dict[str, str]:

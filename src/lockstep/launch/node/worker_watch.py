@@ -56,7 +56,7 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        return int(self.variables["RANK"])
+        return int(self.variables["HOROVOD_RANK"])
 
     @property
     def error_file(self) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lockstep.config.flags import Flag
+from lockstep.diagnosis import NODE
 from lockstep.errors import ConfigError, require
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.plan.containers import ContainerOptions, RuntimeName
@@ -235,7 +236,7 @@ def plan_horovod(
     if workers is None:
         raise ConfigError("missing -np, the number of workers; for example -np 2")
     job = plan_from(where, workers, command, environment, cores, lambda: 0, frozenset(names))
-    variables = _variables(flags, environment) | ({"HOROVOD_ELASTIC": "1"} if elastic else {})
+    variables = _variables(flags, environment) | {NODE: ""} | ({"HOROVOD_ELASTIC": "1"} if elastic else {})
     job = replace(job, environment={**job.environment, **variables})
     reasons = {name: flag.reason for name, flag in FLAGS.items() if flag.reason}
     reasons = reasons if elastic else reasons | dict.fromkeys(ELASTIC_ONLY, _NOT_ELASTIC)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.diagnosis import FOLDER as PROGRESS
-from lockstep.diagnosis import OBSERVE, OBSERVE_STARTED
+from lockstep.diagnosis import NODE, OBSERVE, OBSERVE_STARTED
 from lockstep.files.staged import STAGED
 from lockstep.world import LOSS, NODE_PROCESS, SNAPSHOTS, STARTED
 from lockstep.world.accelerator import VISIBLE
 
 RANK_INFO = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", SNAPSHOTS, NODE_PROCESS, LOSS, STARTED),
+    *("TORCHELASTIC_RUN_ID", SNAPSHOTS, NODE, NODE_PROCESS, LOSS, STARTED),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
@@ -86,6 +86,16 @@ def horovod_variables(worker: Mapping[str, str], slots: Sequence[int]) -> dict[s
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": worker["MASTER_ADDR"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": worker["MASTER_PORT"],
     }
+
+
+def of_horovodrun(variables: Mapping[str, str], node: int) -> dict[str, str]:
+    """Return a worker's variables without torchrun's, which Horovod does not set.
+
+    Libraries in scripts for Horovod, such as Accelerate and Hugging Face's trainer, would see a job of torchrun's: they
+    would divide the samples among the workers a second time, and average the gradients themselves.
+    """
+    torchruns = {*torchrun_variables(0, 0, [1], "", ""), "TORCHELASTIC_RUN_ID"}
+    return {**{name: value for name, value in variables.items() if name not in torchruns}, NODE: str(node)}
 
 
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:

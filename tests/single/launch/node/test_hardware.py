@@ -156,7 +156,7 @@ def test_a_worker_is_bound_near_its_gpu_before_anything_else(monkeypatch: pytest
     for module, name, function in changes:
         monkeypatch.setattr(module, name, function)
     for kind in ("numa", "cores"):
-        hardware.bind_worker(kind, {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+        hardware.bind_worker(kind, {"HOROVOD_RANK": "0", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"})
     assert bound[0] == {5} != bound[1]
 
 
@@ -180,7 +180,7 @@ def test_cpus_are_written_as_linux_does(cpus: set[int], text: str) -> None:
 BIND = """
 import os, runpy, sys
 kind, rank, size = sys.argv[2:]
-worker = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+worker = {"HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_LOCAL_SIZE": size}
 runpy.run_path(sys.argv[1])["bind_worker"](kind, worker)
 assert "lockstep" not in sys.modules
 print(sorted(os.sched_getaffinity(0)))

@@ -43,7 +43,7 @@ class Shells:
         process.stdout.readline()
         rank = len(self.processes) - 1
         error_file = self.folder / f"error-{rank}.json"
-        worker = Worker(rank, rank, {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(error_file)})
+        worker = Worker(rank, rank, {"HOROVOD_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": str(error_file)})
         worker.child = process
         return worker
 

@@ -34,7 +34,7 @@ def _restarts(plan: HorovodPlan) -> RestartOptions:
 
 def test_plain_job_is_local_and_prints_lines_at_once() -> None:
     local = plan_local(2, COMMAND, 8, {})
-    job = replace(local, environment={**local.environment, "PYTHONUNBUFFERED": "1"})
+    job = replace(local, environment={**local.environment, "PYTHONUNBUFFERED": "1", "LOCKSTEP_NODE": ""})
     plan = _plan(num_proc=2)
     assert (plan.job, plan.output, plan.warnings, plan.restarts) == (job, OutputPlan(2), (), None)
 

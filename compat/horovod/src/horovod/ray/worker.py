@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from horovod.ray.ray_logger import configure
-from lockstep.launch.plan.worker_variables import horovod_variables, torchrun_variables
+from lockstep.launch.plan.worker_variables import horovod_variables, of_horovodrun, torchrun_variables
 from lockstep.world.rendezvous import serve_store
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -97,7 +97,7 @@ def worker_variables(
         node = names.index(host)
         first = sum(slots[:node])
         ranks = torchrun_variables(node, rank - first, slots, address, port)
-        variables = {**ranks, **horovod_variables(ranks, slots), "HOROVOD_HOSTNAME": host}
+        variables = of_horovodrun(horovod_variables(ranks, slots) | {"HOROVOD_HOSTNAME": host}, node)
         if interfaces:
             chosen = ",".join(sorted(interfaces))
             variables |= {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen}
