@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from lockstep.config.schema import TrainConfig
 from lockstep.data.sets import ImageData
-from lockstep.data.transforms import mixes
 from lockstep.run.balance import Balance, check_measurable
 from lockstep.run.records.run_folder import RunFolder, unknown_to_others
 from lockstep.run.replicas import check_shares
@@ -92,7 +91,7 @@ def build_job(
     optimizer = _build_optimizer(config, custom, parameters, weights, strategy)
     epochs = EpochRecords()
     schedule = _build_rates(config, custom, optimizer, batching, epochs, steps_per_epoch)
-    criterion, eval_criterion = _build_losses(config, custom, world)
+    criterion, eval_criterion = _build_losses(config, custom, world, mixes=sharding.together > 1)
     measures = Measures(custom.metrics, len(data.classes) if has_custom else 0, world)
     kept_keys = {*COMPUTED_BY, *(SCHEDULED if custom.scheduler else ())} if custom.optimizer is not None else None
     optim = Optimization(criterion, precision, strategy, optimizer, schedule, batching, average, kept_keys)
@@ -156,10 +155,10 @@ def _build_rates(
     return CustomSchedule(optimizer, custom.scheduler, custom.scheduler_interval, epochs, steps_per_epoch)
 
 
-def _build_losses(config: TrainConfig, custom: CustomParts, world: World) -> tuple[Criterion, Criterion]:
+def _build_losses(config: TrainConfig, custom: CustomParts, world: World, mixes: bool) -> tuple[Criterion, Criterion]:
     """Return the loss of training and that of evaluations."""
     if custom.loss is None:
         smoothing = config.optim.label_smoothing
         return partial(F.cross_entropy, reduction="none", label_smoothing=smoothing), cross_entropy
-    loss = CustomLoss(custom.loss, world.device, per_sample=mixes(config.augment))
+    loss = CustomLoss(custom.loss, world.device, per_sample=mixes)
     return loss, CustomLoss(custom.loss, world.device)
