@@ -58,7 +58,8 @@ def test_what_it_was_made_with_can_be_read() -> None:
 @on_hvd_workers(2)
 def test_parameters_excepted_from_updates_keep_no_gradient(scales: bool) -> None:
     by_all, by_one, unused = parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1, weight_decay=1))
+    groups = [[by_all, by_one], [unused]]  # one worker has all gradients of the first when its backward pass ends
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1, weight_decay=1), groups=groups)
     scaler = torch.amp.GradScaler("cpu", init_scale=4, enabled=scales)
     for excepted in (parameters, []):
         optimizer._requires_update = set(excepted)  # type: ignore[attr-defined]
