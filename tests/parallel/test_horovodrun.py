@@ -33,7 +33,8 @@ def test_workers_know_their_places_and_both_streams_are_shown(tmp_path: Path) ->
 @pytest.mark.cold
 def test_workers_have_no_variables_of_torchrun(tmp_path: Path) -> None:
     script = f"{sys.executable} -c 'import horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.cross_size())'; env"
-    done = run([*HOROVODRUN, "-np", "2", "sh", "-c", script], tmp_path, cold=True)
+    outer = own_environment(ROLE_NAME="outer", TORCHELASTIC_USE_AGENT_STORE="True")
+    done = run([*HOROVODRUN, "-np", "2", "sh", "-c", script], tmp_path, outer, cold=True)
     names = {line.partition("=")[0].partition(":")[2] for line in done.stdout.splitlines()}
     assert {"0 1", "1 1", "HOROVOD_LOCAL_RANK"} <= names, done.stderr
     torchruns = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_RUN", "TORCHELASTIC_USE")

@@ -13,9 +13,13 @@ from lockstep.files.staged import STAGED
 from lockstep.world import LOSS, NODE_PROCESS, SNAPSHOTS, STARTED
 from lockstep.world.accelerator import VISIBLE
 
+TORCHRUNS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+)
 RANK_INFO = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RUN_ID", SNAPSHOTS, NODE, NODE_PROCESS, LOSS, STARTED),
+    *(*TORCHRUNS, SNAPSHOTS, NODE, NODE_PROCESS, LOSS, STARTED),
     *(f"HOROVOD_{part}{what}" for part in ("", "LOCAL_", "CROSS_") for what in ("RANK", "SIZE")),
 )
 # If set, manually started nodes identify each other by this secret; for other jobs the launcher chooses one.
@@ -94,8 +98,7 @@ def of_horovodrun(variables: Mapping[str, str], node: int) -> dict[str, str]:
     Libraries in scripts for Horovod, such as Accelerate and Hugging Face's trainer, would see a job of torchrun's: they
     would divide the samples among the workers a second time, and average the gradients themselves.
     """
-    torchruns = {*torchrun_variables(0, 0, [1], "", ""), "TORCHELASTIC_RUN_ID"}
-    return {**{name: value for name, value in variables.items() if name not in torchruns}, NODE: str(node)}
+    return {name: value for name, value in variables.items() if name not in TORCHRUNS} | {NODE: str(node)}
 
 
 def handed_on(environment: Mapping[str, str], elsewhere: bool = False, into_image: bool = False) -> dict[str, str]:
