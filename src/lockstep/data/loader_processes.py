@@ -83,7 +83,7 @@ class LoaderProcesses:
         self._stays = bool(options.get("persistent_workers"))
         self._current, self._requests = _CurrentPass(source), _Requests()
         if self.count and options.get("multiprocessing_context") is None:
-            options["multiprocessing_context"] = _start_method()
+            options["multiprocessing_context"] = start_method(multiprocessing.get_start_method(allow_none=True))
         self._running: Callable[[], Any] = lambda: None  # a weak reference to the iterator of the current processes
         self._loader: DataLoader[Any] = DataLoader(
             self._current,
@@ -146,15 +146,15 @@ class LoaderProcesses:
             iterator._shutdown_workers()
 
 
-def _start_method() -> str | None:
+def start_method(given: str | None, version: tuple[Any, ...] = sys.version_info) -> str | None:
     """Return "fork", the default of Linux up to Python 3.13, unless the program has certainly chosen another method.
 
-    A forked process has the data set as it is, and starts in 10 ms. Others import torch, run the script again as far as
-    no `if __name__ == "__main__"` prevents it, and can be sent neither lambdas nor local classes.
+    `given` is multiprocessing's, with Python's `version`. A forked process has the data set as it is, and starts in
+    10 ms. Others import torch, run the script again as far as no `if __name__ == "__main__"` prevents it, and can be
+    sent neither lambdas nor local classes.
     """
-    defaults = (None, "fork", "forkserver") if sys.version_info >= (3, 14) else (None, "fork")
-    is_default = multiprocessing.get_start_method(allow_none=True) in defaults
-    return "fork" if sys.platform == "linux" and is_default else None
+    defaults = (None, "fork", "forkserver") if version >= (3, 14) else (None, "fork")
+    return "fork" if sys.platform == "linux" and given in defaults else None
 
 
 def _cannot_start(error: OSError | RuntimeError) -> DataError:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import HOROVODRUN, run
 
 from lockstep.cli.horovodrun import main, parse_flags
 from lockstep.errors import ConfigError
@@ -183,15 +184,11 @@ def test_the_build_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("[X] Gloo") == 2
 
 
-@pytest.mark.cold
-def test_a_job_over_hosts_waits_until_the_script_names_enough(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)  # pytest's handlers stay
+def test_a_job_over_hosts_waits_until_the_script_names_enough(tmp_path: Path) -> None:
     script = tmp_path / "hosts.sh"
     script.write_text(f"echo there:1; [ -e {tmp_path}/asked ] && echo elsewhere:2; touch {tmp_path}/asked")
     flags = ["--host-discovery-script", f"sh {script}", "--reset-limit", "-1", "--min-np", "3", sys.executable]
-    assert main(flags) == 2  # not before the hosts are there is the wrong limit found
-    said = capsys.readouterr().err
-    assert "1 slots are available, and the job needs 3; waiting for hosts" in said
-    assert "--reset-limit -1: must be at least 0" in said
+    done = run([*HOROVODRUN, *flags], tmp_path)
+    assert done.returncode == 2  # not before the hosts are there is the wrong limit found
+    assert "1 slots are available, and the job needs 3; waiting for hosts" in done.stderr
+    assert "--reset-limit -1: must be at least 0" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.data import loader_processes
-from lockstep.data.loader_processes import LoaderProcesses, begin_loader
+from lockstep.data.loader_processes import LoaderProcesses, begin_loader, start_method
 
 # What torch says of any loader process on a small machine.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -83,8 +81,6 @@ def test_error_of_the_data_set_at_the_start_is_the_users(tmp_path: Path) -> None
     ],
 )
 def test_loaders_fork_unless_the_program_has_chosen(
-    version: tuple[int, int], given: str | None, method: str | None, monkeypatch: pytest.MonkeyPatch
+    version: tuple[int, int], given: str | None, method: str | None
 ) -> None:
-    monkeypatch.setattr(sys, "version_info", version)
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: given)
-    assert loader_processes._start_method() == method
+    assert start_method(given, version) == method
