@@ -73,11 +73,12 @@ class ResilientFile:
                 self._problem = f"{self.path} cannot be written: {error.strerror or error}"
             return self._problem
 
-    def close(self) -> None:
-        """Try to write buffered lines, then close the file."""
+    def close(self, restores: bool = True) -> None:
+        """Try to write buffered lines, then close the file; `restores`: recreate it if it was removed, even without."""
         with self._lock:
             try:
-                self.flush()
+                if restores or self._buffered:
+                    self.flush()
             finally:
                 os.close(self._descriptor)
                 self._descriptor = -1

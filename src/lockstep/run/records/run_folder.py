@@ -116,7 +116,7 @@ class LogFile(logging.FileHandler):
     def close(self) -> None:
         if not self._is_closed:  # also called at interpreter exit
             self._is_closed = True
-            self._file.close()
+            self._file.close(restores=False)  # the user may have removed the folder of a run that is over
         super().close()
 
 
