@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MAX_LINES = 61_305
+MAX_LINES = 61_311
 
 
 def test_code_is_within_its_budget() -> None:

@@ -73,6 +73,7 @@ def test_parameters_excepted_from_updates_keep_no_gradient(scales: bool) -> None
     unused.data += 3
     optimizer.step()
     assert unused.tolist() == [3, 3]
+    assert copy.deepcopy(optimizer)._requires_update == set()  # type: ignore[attr-defined]
 
 
 @on_hvd_workers(2)

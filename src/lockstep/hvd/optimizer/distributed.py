@@ -112,13 +112,19 @@ def _reduces(process_set: ProcessSet) -> bool:
 
 
 def _wrap(
-    optimizer: AnyOptimizer, named: Sequence[tuple[str, Tensor]], options: GradientOptions, adasum: bool, prefix: str
+    optimizer: AnyOptimizer,
+    named: Sequence[tuple[str, Tensor]],
+    options: GradientOptions,
+    adasum: bool,
+    prefix: str,
+    required: set[Tensor] | None = None,
 ) -> AnyOptimizer:
     """Return the DistributedOptimizer.
 
     Args:
         named: All parameters of the optimizer, in the same order on all workers.
         prefix: Of the names of operations, the same on all workers.
+        required: What a script has assigned to `_requires_update`.
     """
     base: type = AdasumOptimizer if adasum else GradientOptimizer
     attributes = {"__module__": "horovod.torch.optimizer", "__reduce_ex__": _reduce}
@@ -129,7 +135,7 @@ def _wrap(
     wrapper._parameter_names = dict(sorted(wrapper._ordered_names.items(), key=itemgetter(1)))
     wrapper._compression = options.compression
     wrapper._wrapped = optimizer
-    wrapper._made_of = options, adasum, prefix
+    wrapper._made_of, wrapper._required = (options, adasum, prefix), required
     reduces = _reduces(options.process_set)
     if reduces:
         name = f"{prefix or 'optimizer0.'}{min(name for name, _ in named)}"
@@ -160,7 +166,7 @@ def _reduce(wrapper: Any, protocol: int) -> tuple[Callable[..., Any], tuple[Any,
     options, adasum, prefix = wrapper._made_of
     options = replace(options, passes=wrapper.backward_passes_per_step)
     prefix = prefix if prefix.endswith(COPY) else f"{prefix}{COPY}"
-    return _wrap, (wrapper._wrapped, wrapper._named_own_parameters(), options, adasum, prefix)
+    return _wrap, (wrapper._wrapped, wrapper._named_own_parameters(), options, adasum, prefix, wrapper._required)
 
 
 def _given_names(
